@@ -1,0 +1,5 @@
+"""`python -m hocket` is the `hocket` command."""
+
+from hocket.cli import main
+
+main()

@@ -1,0 +1,283 @@
+"""The algorithms by name: PPO, GRPO, Dr. GRPO. Each is a frozen value that turns a batch into losses.
+
+Batches map names to tensors, as in the schema of `hocket.data`; B sequences, T token positions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Protocol, get_type_hints
+
+import torch
+from torch import Tensor
+
+from hocket.algorithms.advantages import GROUP_KINDS, gae, group_advantages, spread, token_rewards
+from hocket.algorithms.correction import CORRECTIONS, correction_weight
+from hocket.algorithms.kl import kl_estimate, kl_loss
+from hocket.algorithms.losses import check_dual_clip, ppo_loss, value_loss
+from hocket.algorithms.reduce import (
+    AGGREGATIONS,
+    Counts,
+    aggregate,
+    check_choice,
+    masked,
+    masked_max,
+    token_mean,
+    whiten,
+    widen,
+)
+from hocket.errors import ConfigError
+
+Batch = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
+
+
+class Algorithm(Protocol):
+    """What a trainer asks of an algorithm; write a frozen dataclass with these four to add one."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The models beside the policy: "critic", "reference", both or none."""
+        ...
+
+    @property
+    def group_baseline(self) -> bool:
+        """Whether advantages are made inside groups, so that a prompt needs several answers."""
+        ...
+
+    def credit(self, batch: Batch) -> Tensors:
+        """Advantages (B,T), with a critic also token_reward and returns (B,T), for the whole step at once.
+
+        `batch` has response_mask (B,T) bool, score (B,), group (B,) int64, truncated (B,) bool,
+        rollout_logprobs and proximal_logprobs (B,T), and as needed reference_logprobs and values (B,T).
+        """
+        ...
+
+    def loss(self, new: Batch, batch: Batch, counts: Counts) -> tuple[Tensors, Tensors]:
+        """Scalar losses ("policy", with a critic "value") and detached metrics of one micro-batch.
+
+        `new` comes from the current weights, with gradient: logprobs (B,T), entropy (B,T) if there is an
+        `entropy_coef`, values (B,T) with a critic. `batch` also has what `credit` returned. `counts` are the
+        optimizer step's, so losses and metrics add up over micro-batches; names in "/max" join by maximum.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedPolicy:
+    """What PPO and GRPO share: sg[w] PPO(rho = new / proximal), w = proximal / rollout, and its metrics.
+
+    Decoupled PPO (arXiv 2110.00641): the clip holds the policy near the step's start, the weight
+    corrects for what sampled. `kl_coef` acts where the subclass says.
+    """
+
+    kl_coef: float = 0.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    entropy_coef: float = 0.0
+    aggregation: str = "token_mean"
+    max_length: int | None = None
+    correction: str = "token_tis"
+    correction_cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_choice(self.aggregation, AGGREGATIONS, what="aggregation")
+        check_choice(self.correction, CORRECTIONS, what="correction")
+        check_dual_clip(self.dual_clip)
+
+    def reduce(self, loss: Tensor, mask: Tensor, *, counts: Counts) -> Tensor:
+        """`aggregate` as this algorithm is set."""
+        return aggregate(loss, mask, mode=self.aggregation, counts=counts, max_length=self.max_length)
+
+    def policy_loss(self, new: Batch, batch: Batch, *, counts: Counts) -> tuple[Tensor, Tensors]:
+        """The policy's scalar loss without KL, and the metrics of the policy."""
+        mask = batch["response_mask"]
+        proximal = batch["proximal_logprobs"]
+        loss, ratio = ppo_loss(
+            masked(new["logprobs"], mask),
+            proximal,
+            advantages=batch["advantages"],
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )
+        weight = correction_weight(
+            proximal, batch["rollout_logprobs"], mask=mask, kind=self.correction, cap=self.correction_cap
+        )
+        total = self.reduce(weight * loss, mask, counts=counts)
+        if self.entropy_coef:
+            total = total - self.entropy_coef * self.reduce(new["entropy"], mask, counts=counts)
+        return total, self.policy_metrics(new, batch, ratio=ratio, counts=counts)
+
+    @torch.no_grad()
+    def policy_metrics(self, new: Batch, batch: Batch, *, ratio: Tensor, counts: Counts) -> Tensors:
+        """Means over the step's action tokens; "clip/..." are the shares of tokens that a clip holds still.
+
+        "kl/proximal" is k3 of KL(proximal || new), the direction whose samples the batch has; "kl/ref"
+        is k3 of KL(new || reference), there when a KL coefficient is set.
+        """
+        mask, advantages = batch["response_mask"], batch["advantages"]
+        tokens: Tensors = {
+            "ratio/mean": ratio,
+            "clip/low": (advantages < 0) & (ratio < 1 - self.clip_low),
+            "clip/high": (advantages > 0) & (ratio > 1 + self.clip_high),
+            "kl/proximal": kl_estimate(batch["proximal_logprobs"], new["logprobs"], kind="k3"),
+        }
+        if self.dual_clip is not None:
+            tokens["clip/dual"] = (advantages < 0) & (ratio > self.dual_clip)
+        if "entropy" in new:
+            tokens["entropy"] = new["entropy"]
+        if self.kl_coef:
+            tokens["kl/ref"] = kl_estimate(new["logprobs"], batch["reference_logprobs"], kind="k3")
+        means = {name: token_mean(values, mask, counts=counts) for name, values in tokens.items()}
+        return means | {"ratio/max": masked_max(ratio, mask)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(ClippedPolicy):
+    """PPO with a critic (arXiv 1707.06347; for language models InstructGPT, arXiv 2203.02155).
+
+    `kl_coef` is a penalty per token in the reward (k1 against the reference). `value_clip` None turns the
+    critic's clip off. gamma = lam = 1 suits one final score. With `bootstrap_truncated` the state after an
+    answer that was cut by the length limit is worth the critic's last value; right for a reward that would
+    have gone on, wrong for a score of the whole answer, where it makes answers that never end look good.
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    whiten: bool = True
+    value_clip: float | None = 0.2
+    bootstrap_truncated: bool = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """A critic, and a reference when there is a KL penalty."""
+        return frozenset({"critic", "reference"} if self.kl_coef else {"critic"})
+
+    @property
+    def group_baseline(self) -> bool:
+        """False: the critic is the baseline."""
+        return False
+
+    def credit(self, batch: Batch) -> Tensors:
+        """token_reward, advantages (whitened over the step's tokens) and returns, each (B,T)."""
+        mask = batch["response_mask"]
+        rewards = token_rewards(
+            batch["score"],
+            mask,
+            logprobs=batch["proximal_logprobs"],
+            reference=batch["reference_logprobs"] if self.kl_coef else None,
+            kl_coef=self.kl_coef,
+        )
+        advantages, returns = gae(
+            rewards,
+            batch["values"],
+            mask=mask,
+            gamma=self.gamma,
+            lam=self.lam,
+            truncated=batch["truncated"] if self.bootstrap_truncated else None,
+        )
+        advantages = whiten(advantages, mask) if self.whiten else advantages
+        return {"token_reward": rewards, "advantages": advantages, "returns": returns}
+
+    def loss(self, new: Batch, batch: Batch, counts: Counts) -> tuple[Tensors, Tensors]:
+        """The losses "policy" and "value", and their metrics; see `Algorithm.loss`."""
+        policy, metrics = self.policy_loss(new, batch, counts=counts)
+        mask = batch["response_mask"]
+        values, old = masked(new["values"], mask), batch["values"]
+        errors = value_loss(values, old, returns=batch["returns"], clip=self.value_clip)
+        value = self.reduce(errors, mask, counts=counts)
+        metrics |= {"policy/loss": policy.detach(), "value/loss": value.detach()}
+        if self.value_clip is not None:
+            moved = (values.detach() - old).abs() > self.value_clip
+            metrics["value/clipfrac"] = token_mean(moved, mask, counts=counts)
+        return {"policy": policy, "value": value}, metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO(ClippedPolicy):
+    """GRPO (DeepSeekMath, arXiv 2402.03300) with DAPO's clip-higher and token mean (arXiv 2503.14476).
+
+    An answer's advantage is against the other answers to its prompt. `kl_coef` is k2 against the reference in
+    the loss: the gradient of the reverse KL per token while the samples are the policy's own (the paper's k3
+    has that of the forward KL).
+    """
+
+    advantage: str = "grpo"
+    clip_high: float = 0.28
+    dual_clip: float | None = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.advantage, GROUP_KINDS, what="advantage")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """A reference when there is a KL penalty, else nothing beside the policy."""
+        return frozenset({"reference"} if self.kl_coef else ())
+
+    @property
+    def group_baseline(self) -> bool:
+        """True."""
+        return True
+
+    def credit(self, batch: Batch) -> Tensors:
+        """Advantages (B,T). An answer without action tokens is no member of its group: it taught nothing."""
+        mask, scores = batch["response_mask"], widen(batch["score"])
+        alive = mask.any(-1)
+        rows = torch.zeros_like(scores)
+        rows[alive] = group_advantages(scores[alive], batch["group"][alive], kind=self.advantage)
+        return {"advantages": spread(rows, mask)}
+
+    def loss(self, new: Batch, batch: Batch, counts: Counts) -> tuple[Tensors, Tensors]:
+        """The loss "policy" and its metrics; see `Algorithm.loss`."""
+        policy, metrics = self.policy_loss(new, batch, counts=counts)
+        if self.kl_coef:
+            mask = batch["response_mask"]
+            penalty = kl_loss(masked(new["logprobs"], mask), batch["reference_logprobs"])
+            policy = policy + self.kl_coef * self.reduce(penalty, mask, counts=counts)
+        return {"policy": policy}, metrics | {"policy/loss": policy.detach()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrGRPO(GRPO):
+    """Dr. GRPO (arXiv 2503.20783): no division by the group's std, nor by an answer's own length.
+
+    `max_length` must be set before a loss is asked for: the longest answer that the run allows, in tokens.
+    """
+
+    advantage: str = "dr_grpo"
+    aggregation: str = "const_norm"
+
+
+PRESETS: dict[str, type[PPO | GRPO]] = {"ppo": PPO, "grpo": GRPO, "dr_grpo": DrGRPO}
+
+
+def build(name: str, options: Mapping[str, object]) -> Algorithm:
+    """The preset `name` with `options` set; the rest keeps its defaults.
+
+    Raises ConfigError for a name or an option that does not exist, and for a value of the wrong kind.
+    """
+    check_choice(name, tuple(PRESETS), what="algorithm")
+    kinds = get_type_hints(PRESETS[name])
+    for option, value in options.items():
+        if option not in kinds:
+            raise ConfigError(_unknown_option(name, option, list(kinds)))
+        if not _fits(value, kinds[option]):
+            wanted = getattr(kinds[option], "__name__", kinds[option])
+            raise ConfigError(f"algorithm {name}: {option} is {value!r}, but must be of type {wanted}")
+    arguments: dict[str, Any] = dict(options)
+    return PRESETS[name](**arguments)
+
+
+def _unknown_option(name: str, option: str, known: list[str]) -> str:
+    nearest = get_close_matches(option, known, n=1, cutoff=0.0)[0]
+    options = ", ".join(sorted(known))
+    return f"algorithm {name} has no option {option!r}; nearest is {nearest!r}, all are {options}"
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if isinstance(value, bool):  # Python counts it as an int
+        return kind is bool
+    return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))

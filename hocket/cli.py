@@ -1,0 +1,97 @@
+"""The command line: verbs only; the work is done by the packages below."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from hocket.errors import HocketError
+
+app = typer.Typer(
+    help="Reinforcement-learning post-training of language models, where placement is a value.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+_DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "digits.yaml"
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="RECIPE.yaml (default: the bundled digits recipe), then key=value or --key value"),
+]
+
+
+@app.command(context_settings=_PASS_ON)
+def train(
+    words: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check everything, print the config, start nothing")
+    ] = False,
+) -> None:
+    """Train. `trainer.max_steps` is the total number of steps.
+
+    Examples: hocket train; hocket train recipe.yaml seed=1 placement=local;
+    hocket train "placement=detached(makers=2)" trainer.max_steps=50
+    """
+    from hocket.config import load_config
+    from hocket.run.train import check, train
+
+    config = load_config(*_recipe(words or []))
+    if dry_run:
+        for line in check(config):
+            typer.echo(line)
+        return
+    summary = train(config)
+    typer.echo(f"report: {Path(str(summary['folder'])) / 'report.html'}")
+
+
+@app.command(context_settings=_PASS_ON)
+def config(words: Overrides = None) -> None:
+    """Print the resolved config: every key that there is, with its value."""
+    from hocket.config import load_config
+
+    typer.echo(load_config(*_recipe(words or [])).to_yaml(), nl=False)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Write report.html of a run folder again."""
+    from hocket.errors import DataError
+    from hocket.observe.report import write_report
+
+    if not (run / "metrics.jsonl").is_file():
+        raise DataError(f"{str(run)!r} is no run folder: it has no metrics.jsonl")
+    typer.echo(f"report: {write_report(run)}")
+
+
+def main() -> None:
+    """Entry point of the `hocket` command; an error is one message on stderr and its own exit code."""
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        app()
+    except HocketError as error:
+        typer.echo(f"{type(error).__name__}: {error.message}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            typer.echo(note, err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: what was there is written", err=True)
+        sys.exit(130)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _recipe(words: list[str]) -> tuple[Path, list[str]]:
+    """The recipe file, when the first word is one, and the overrides."""
+    first = words[0] if words else ""
+    if first and not first.startswith("-") and "=" not in first:
+        return Path(first), words[1:]
+    return _DEFAULT_RECIPE, words

@@ -1,0 +1,373 @@
+"""RunConfig: the typed sections of a run. Each section sits beside what it sets; an unknown key is an error."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from yaml import YAMLError
+
+from hocket.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Frozen, and unknown keys are errors. `run.name=7` is the text "7"."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+
+# --- placement: a value; exactly one `match` in the code (run/programs.py) looks at it -----------------
+
+
+class Local(Section):
+    """Maker and trainer in this process, without Ray: for tests, pdb, and ideas."""
+
+    kind: Literal["local"] = "local"
+    threads_per_worker: int = Field(default=1, ge=1, description="torch threads of every computing thread")
+    max_staleness: Literal[0] = Field(default=0, description="always 0: one process alternates")
+
+
+class Colocated(Section):
+    """Maker and trainer share one Ray worker process."""
+
+    kind: Literal["colocated"] = "colocated"
+    threads_per_worker: int = Field(default=1, ge=1, description="torch threads of every computing thread")
+    max_staleness: Literal[0] = Field(default=0, description="always 0: one process alternates")
+    cpus_per_worker: float = Field(default=1, ge=0, description="CPUs that Ray reserves for the worker")
+    gpus_per_worker: float = Field(default=0, ge=0, description="GPUs that Ray reserves for the worker")
+
+
+class Detached(Section):
+    """M maker processes and a trainer process, working at the same time."""
+
+    kind: Literal["detached"] = "detached"
+    makers: int = Field(default=1, ge=1, description="maker processes")
+    trainers: Literal[1] = Field(default=1, description="trainer processes")
+    max_staleness: int = Field(default=0, ge=0, description="versions that a sample may be behind when trained")
+    threads_per_worker: int = Field(default=1, ge=1, description="torch threads of every computing thread")
+    cpus_per_worker: float = Field(default=1, ge=0, description="CPUs that Ray reserves for each worker")
+    gpus_per_maker: float = Field(default=0, ge=0, description="GPUs that Ray reserves for each maker")
+    gpus_per_trainer: float = Field(default=0, ge=0, description="GPUs that Ray reserves for the trainer")
+
+
+Placement = Annotated[Local | Colocated | Detached, Field(discriminator="kind")]
+_PLACEMENTS: dict[str, type[Section]] = {"local": Local, "colocated": Colocated, "detached": Detached}
+
+
+# --- the other sections ----------------------------------------------------------------------------------
+
+
+class RunSection(Section):
+    dir: str | None = Field(default=None, description="the run's own folder; default runs/<name>")
+    name: str | None = Field(default=None, description="default <task>--<model>--<time>")
+    overwrite: bool = Field(default=False, description="replace a run folder that exists")
+
+
+class WarmStart(Section):
+    steps: int = Field(default=0, ge=0, description="supervised steps on the training answers before RL; 0 = none")
+    rows: int = Field(default=64, ge=1, description="rows per supervised step")
+    lr: float = Field(default=2e-3, gt=0)
+
+
+class ModelSection(Section):
+    name: str | None = Field(default=None, description="model folder or Hugging Face id")
+    config: dict[str, Any] = Field(default={}, description="instead of name: model_type and sizes of a fresh model")
+    tokenizer: str | None = Field(default=None, description="folder, id, or `chars`; default: the model's own")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    trust_remote_code: bool = False
+    critic: str | None = Field(default=None, description="folder or id to start the critic from; default: the policy")
+    warm_start: WarmStart = WarmStart()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.name is None) == (not self.config):
+            raise ValueError(
+                "set model.name (a folder or id) or model.config (model_type and sizes), not both or none; "
+                "a recipe's own is taken back with model.name=null or model.config={}"
+            )
+        if self.config and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("model.config has no model_type; set e.g. model.config.model_type=llama")
+        return self
+
+
+class DataSection(Section):
+    path: str = Field(description="prompt file, .csv .tsv or .jsonl; `recipe:NAME.csv` is a bundled one")
+    prompt_key: str | None = Field(default=None, description="column of the prompt; default: detected")
+    answer_key: str | None = Field(default=None, description="column of the answer; default: detected")
+    on_bad_row: Literal["error", "drop"] = "error"
+    max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer prompts are dropped and counted")
+    template: Literal["auto", "chat", "plain"] = "auto"
+    system: str | None = Field(default=None, description="system message put before chat prompts")
+    shuffle: bool = True
+
+
+class RolloutSection(Section):
+    group_size: int = Field(default=8, ge=1, description="samples per prompt")
+    max_new_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_k: int = Field(default=0, ge=0, description="0 = off; anything else biases the importance ratio")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="1 = off; anything else biases the importance ratio")
+    prompts_per_unit: int | None = Field(default=None, ge=1, description="default: such that a unit has 16 to 32 rows")
+
+    @property
+    def unit_prompts(self) -> int:
+        """Prompts of one unit of work."""
+        return self.prompts_per_unit or max(1, 32 // self.group_size)
+
+
+class AlgoSection(Section):
+    """Settings of the algorithm; null means the preset's own default."""
+
+    name: str = Field(default="grpo", description="ppo, grpo, dr_grpo, or file.py:Class")
+    kl_coef: float | None = Field(default=None, ge=0)
+    gamma: float | None = Field(default=None, ge=0, le=1)
+    lam: float | None = Field(default=None, ge=0, le=1)
+    whiten: bool | None = None
+    advantage: Literal["grpo", "dr_grpo", "rloo"] | None = None
+    clip_low: float | None = Field(default=None, gt=0)
+    clip_high: float | None = Field(default=None, gt=0)
+    dual_clip: float | None = Field(default=None, gt=1)
+    value_clip: float | None = Field(default=None, gt=0)
+    bootstrap_truncated: bool | None = None
+    entropy_coef: float | None = None
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_norm"] | None = None
+    correction: Literal["none", "token_tis"] | None = None
+    correction_cap: float | None = Field(default=None, gt=0)
+    options: dict[str, Any] = Field(default={}, description="further settings of an algorithm from a file")
+
+    def chosen(self) -> dict[str, Any]:
+        """The settings that are not left to the preset."""
+        own = self.model_dump(exclude={"name", "options"}, exclude_none=True)
+        return own | self.options
+
+
+class TrainerSection(Section):
+    max_steps: int = Field(default=100, ge=0, description="training steps in all, a total and not a remainder")
+    prompts_per_step: int = Field(default=32, ge=1)
+    epochs: int = Field(default=1, ge=1, description="passes over each step's batch")
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps per pass")
+    micro_batch_tokens: int = Field(default=8192, ge=1, description="padded tokens per forward, at most")
+    lr: float = Field(default=1e-6, gt=0)
+    critic_lr: float | None = Field(default=None, gt=0, description="default: 5 x lr")
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class SyncSection(Section):
+    chunk_mib: int = Field(default=64, ge=1, description="size of one chunk of weights on the wire")
+
+
+class EvalSection(Section):
+    path: str | None = Field(default=None, description="held-out prompt file; greedy answers before and after the run")
+    prompts: int | None = Field(default=None, ge=1, description="only the first so many")
+
+
+class CheckpointSection(Section):
+    every: int | None = Field(default=None, ge=1, description="also save every so many steps; the last is always saved")
+
+
+class LoggingSection(Section):
+    samples_every: int = Field(default=10, ge=1, description="steps between written samples; first and last always are")
+    samples: int = Field(default=10, ge=0, description="samples per written step")
+
+
+class RaySection(Section):
+    address: str | None = Field(default=None, description="null: a private local cluster; auto or host:port: attach")
+    call_timeout: float = Field(default=3600, gt=0, description="seconds that one call on a worker may take")
+    start_timeout: float = Field(default=300, gt=0, description="seconds that workers may take to start")
+
+
+class RunConfig(Section):
+    """Everything a run needs to know."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    run: RunSection = RunSection()
+    model: ModelSection
+    data: DataSection
+    reward: str = Field(description="built-in name, file.py[:function], module:function, or a reward-model folder")
+    rollout: RolloutSection = RolloutSection()
+    algo: AlgoSection = AlgoSection()
+    trainer: TrainerSection = TrainerSection()
+    placement: Placement = Detached()
+    sync: SyncSection = SyncSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    logging: LoggingSection = LoggingSection()
+    ray: RaySection = RaySection()
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> RunConfig:
+        if self.trainer.prompts_per_step % self.trainer.minibatches:
+            legal = [n for n in range(1, self.trainer.prompts_per_step + 1) if not self.trainer.prompts_per_step % n]
+            raise ValueError(
+                f"trainer.prompts_per_step={self.trainer.prompts_per_step} does not divide into "
+                f"trainer.minibatches={self.trainer.minibatches}; legal values of minibatches are {legal}"
+            )
+        return self
+
+    def to_yaml(self) -> str:
+        """The config as YAML, every key written out."""
+        return OmegaConf.to_yaml(OmegaConf.create(self.model_dump(mode="json")))
+
+    def arithmetic(self) -> str:
+        """One line that shows how prompts become optimizer steps."""
+        prompts, group = self.trainer.prompts_per_step, self.rollout.group_size
+        samples, parts = prompts * group, self.trainer.minibatches
+        units = -(-prompts // self.rollout.unit_prompts)
+        return (
+            f"{prompts} prompts x {group} samples = {samples} samples a step, made in {units} units -> "
+            f"{parts} minibatch(es) x {samples // parts}, {self.trainer.epochs} pass(es) = "
+            f"{parts * self.trainer.epochs} optimizer steps"
+        )
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML recipe and apply `key=value` overrides (also `--key value`, `--key=value`).
+
+    Raises ConfigError for a missing file, broken YAML, an unknown key (with the nearest name), a bad value.
+    """
+    path = Path(recipe)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.y*ml")], n=1)
+        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
+        raise ConfigError(f"recipe {str(recipe)!r} does not exist{hint}")
+    try:
+        settings = OmegaConf.create(path.read_text(encoding="utf-8"))
+    except Exception as error:
+        raise ConfigError(f"recipe {str(recipe)!r} is not valid YAML: {error}") from error
+    if not OmegaConf.is_dict(settings):
+        raise ConfigError(
+            f"recipe {str(recipe)!r} must hold `section: settings` pairs, found {type(settings).__name__}"
+        )
+    merged = _as_dict(settings)
+    for key, value in _pairs(overrides):
+        _assign(merged, key, value)
+    return parse_config(merged)
+
+
+def parse_config(settings: Mapping[str, Any]) -> RunConfig:
+    """Check plain settings and make a RunConfig of them; ConfigError lists everything that is wrong."""
+    settings = dict(settings)
+    settings["placement"] = _expand_placement(settings.get("placement", {"kind": "detached"}))
+    try:
+        return RunConfig.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError("\n".join(line for problem in error.errors() for line in _say(problem))) from error
+
+
+def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """All dotted keys that a config may have, placement settings included."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        kind: Any = info.annotation
+        if name == "placement":
+            keys += [prefix + name, *(k for p in _PLACEMENTS.values() for k in known_keys(p, prefix + name + "."))]
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += known_keys(kind, prefix + name + ".")
+        else:
+            keys.append(prefix + name)
+    return list(dict.fromkeys(keys))
+
+
+def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
+    words = list(overrides)
+    while words:
+        word = words.pop(0)
+        dashed = word.startswith("--")
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not equals and dashed and words and not words[0].startswith("--"):
+            value, equals = words.pop(0), "="
+        elif not equals and dashed:
+            value, equals = "true", "="
+        if not equals:
+            raise ConfigError(f"cannot read {word!r}; write key=value, for example trainer.max_steps=100")
+        yield key.replace("-", "_") if dashed else key, _value(key, value)
+
+
+def _value(key: str, text: str) -> Any:
+    if text.lower() == "none":
+        return None
+    if key == "placement" and not text.startswith("{"):
+        return text
+    try:
+        return _as_dict(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"cannot read the value of {key}={text} as YAML; quote it if it is text: {error}") from error
+
+
+def _assign(settings: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    section = settings
+    for name in path:
+        if name == "placement":
+            section[name] = _expand_placement(section.get(name, "detached"))
+        inner = section[name] = {} if section.get(name) is None else section[name]
+        if not isinstance(inner, dict):
+            raise ConfigError(f"cannot set {key}: {name} is {inner!r}, not a section")
+        section = cast(dict[str, Any], inner)
+    section[last] = value
+
+
+def _expand_placement(value: Any) -> Any:
+    """`detached(makers=2)` -> {kind: detached, makers: 2}."""
+    if isinstance(value, dict):
+        return {"kind": "detached"} | cast(dict[str, Any], value)
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", str(value))
+    if not match:
+        raise ConfigError(f"cannot read placement {value!r}; write local, colocated, or detached(makers=2)")
+    settings = [part for part in re.split(r"[,\s]+", match[2] or "") if part]
+    return {"kind": match[1]} | dict(_pairs(settings))
+
+
+def _as_dict(node: Any) -> dict[str, Any]:
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"cannot resolve the recipe: {error}") from error
+
+
+def _say(problem: Any) -> list[str]:
+    if problem["type"] == "extra_forbidden" and isinstance(problem["input"], dict) and problem["input"]:
+        inner = cast(dict[str, Any], problem["input"])  # a misspelt section: judge its keys one by one
+        return [_unknown(".".join([*map(str, problem["loc"]), key])) for key in inner]
+    return [_say_one(problem)]
+
+
+def _unknown(key: str) -> str:
+    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=0.5)
+    return f"unknown key {key}; " + (f"did you mean {near[0]}?" if near else "see `hocket config` for all keys")
+
+
+def _say_one(problem: Any) -> str:
+    # pydantic puts the tag of the chosen placement into the location: placement.detached.makers
+    parts = [str(p) for i, p in enumerate(problem["loc"]) if not (i == 1 and problem["loc"][0] == "placement")]
+    key = ".".join(parts)
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        if parts[0] == "placement" and key in known_keys():
+            return f"{key} is no setting of placement {problem['loc'][1]!r}; it has {_settings_of(problem['loc'][1])}"
+        return _unknown(key)
+    if kind == "missing":
+        return f"{key} is not set; give it in the recipe or as {key}=..."
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return f"placement {problem['ctx'].get('tag', '?')!r} is not known; use local, colocated or detached(makers=2)"
+    if key.startswith("placement.trainers"):
+        return f"placement.trainers={problem['input']}: one trainer process is what this version runs; use 1"
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{key}={problem['input']!r}: {text}" if key and kind != "value_error" else text
+
+
+def _settings_of(kind: str) -> list[str]:
+    return [name for name in _PLACEMENTS[kind].model_fields if name != "kind"]

@@ -1,0 +1,113 @@
+"""The stages of a batch and the names each one promises, checked where a batch crosses a border.
+
+PROMPTS -> ROLLOUTS -> EXPERIENCE -> TRAIN_BATCH. Axes: B rows (samples), T token positions, prompt first,
+then response, right padded. Every mask derives from `prompt_length` and `length`, never from comparing
+token ids, because the padding token may be the end token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hocket.data.proto import DataProto
+from hocket.errors import BatchError
+
+
+@dataclass(frozen=True)
+class Field:
+    """One name of a stage: its axes ("B" or "BT"), its dtype (None: a Python column), its meaning."""
+
+    axes: str
+    dtype: torch.dtype | None
+    meaning: str
+
+
+Stage = Mapping[str, Field]
+
+PROMPTS: Stage = {
+    "uid": Field("B", None, "identity of the prompt's visit: source:row:epoch; groups are made by it"),
+    "input_ids": Field("BT", torch.int64, "prompt tokens, right padded"),
+    "prompt_length": Field("B", torch.int64, "number of prompt tokens"),
+    "row": Field("B", None, "the row of the data file as a dict of columns, `answer` and `prompt` among them"),
+}
+
+ROLLOUTS: Stage = PROMPTS | {
+    "sample": Field("B", torch.int64, "index within the group of samples of one prompt"),
+    "input_ids": Field("BT", torch.int64, "prompt then response, right padded, ids exactly as sampled"),
+    "length": Field("B", torch.int64, "number of prompt and response tokens"),
+    "response_mask": Field("BT", torch.bool, "tokens that the policy produced, end token included"),
+    "rollout_logprobs": Field("BT", torch.float32, "log-probs as sampled, after temperature; 0 elsewhere"),
+    "version": Field("BT", torch.int32, "weights version of each response token; -1 elsewhere"),
+    "truncated": Field("B", torch.bool, "ended by the length limit instead of an end token"),
+}
+
+EXPERIENCE: Stage = ROLLOUTS | {
+    "score": Field("B", torch.float32, "outcome score of the reward"),
+}
+
+TRAIN_BATCH: Stage = EXPERIENCE | {
+    "group": Field("B", torch.int64, "number of the row's group, in order of first appearance"),
+    "proximal_logprobs": Field("BT", torch.float32, "trainer weights at the start of the step"),
+    "advantages": Field("BT", torch.float32, "what the policy loss weighs each token by"),
+}
+
+# What a padded position holds. Everything else pads with zero.
+_PADDING = {"version": -1}
+
+
+def check(data: DataProto, stage: Stage, name: str) -> DataProto:
+    """Return `data` if it has all names of `stage` with their dtypes and axes; else raise BatchError."""
+    names = set(data.keys())
+    if missing := sorted(set(stage) - names):
+        raise BatchError(f"{name}: the batch lacks {missing}; it has {sorted(names)}")
+    for key, spec in stage.items():
+        if spec.dtype is None:
+            continue
+        tensor = data.tensor(key)
+        if tensor.dtype != spec.dtype or tensor.dim() != len(spec.axes):
+            raise BatchError(
+                f"{name}: {key} is {tensor.dtype} with shape {tuple(tensor.shape)}; "
+                f"wanted {spec.dtype} with axes ({', '.join(spec.axes)}): {spec.meaning}"
+            )
+    widths = {key: data.tensor(key).shape[1] for key, spec in stage.items() if spec.axes == "BT"}
+    if len(set(widths.values())) > 1:
+        raise BatchError(f"{name}: token tensors have different widths {widths}; pad them to one width")
+    return data
+
+
+def positions(length: Tensor, width: int) -> Tensor:
+    """Bool (B, width): true before each row's `length` (B,)."""
+    return torch.arange(width, device=length.device)[None, :] < length[:, None]
+
+
+def collate(parts: Sequence[DataProto]) -> DataProto:
+    """Join rows of different width: every (B, T) tensor is right padded to the widest part."""
+    width = max((part.tensor("input_ids").shape[1] for part in parts), default=0)
+    return DataProto.concat([_widen(part, width) for part in parts])
+
+
+def trim(data: DataProto) -> DataProto:
+    """Cut the columns that are padding in every row."""
+    width = int(data.tensor("length").max())
+    return _with_tensors(data, {k: t[:, :width] if t.dim() == 2 else t for k, t in data.tensors().items()})
+
+
+def _widen(part: DataProto, width: int) -> DataProto:
+    missing = width - part.tensor("input_ids").shape[1]
+    if not missing:
+        return part
+    return _with_tensors(
+        part,
+        {
+            key: torch.nn.functional.pad(t, (0, missing), value=_PADDING.get(key, 0)) if t.dim() == 2 else t
+            for key, t in part.tensors().items()
+        },
+    )
+
+
+def _with_tensors(data: DataProto, tensors: Mapping[str, Tensor]) -> DataProto:
+    return DataProto.from_dict(tensors, data.non_tensor_batch, data.meta_info)

@@ -1,0 +1,65 @@
+"""The one tree of errors. Each message says what was found, what was wanted, and what to do.
+
+HocketError
+├── ConfigError       a setting is unknown, malformed, or contradicts another (exit code 2)
+├── DataError         a prompt file or model folder is missing or cannot be read as asked (exit code 2)
+├── RewardError       a reward function raised, or returned something that is no score
+├── BatchError        tensors of one batch do not have the names, types or shapes of their stage
+├── PlacementError    the machine or cluster cannot host what the placement asks for (exit code 2)
+├── WeightSyncError   a weight version was refused: incomplete, unknown, older, or damaged
+├── CheckpointError   a checkpoint could not be written or read
+└── WorkerDied        a process of the run ended or stopped answering (exit code 3)
+
+Every error carries one string, so that it pickles across processes unchanged.
+"""
+
+
+class HocketError(Exception):
+    """Base of all errors that hocket raises on purpose."""
+
+    exit_code = 1
+
+    @property
+    def message(self) -> str:
+        """The text without the class name."""
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigError(HocketError):
+    """A setting is unknown, malformed, or contradicts another one."""
+
+    exit_code = 2
+
+
+class DataError(HocketError):
+    """A prompt file, tokenizer or model folder is missing or cannot be read as asked."""
+
+    exit_code = 2
+
+
+class RewardError(HocketError):
+    """A reward function raised, or returned something that is not one finite number per completion."""
+
+
+class BatchError(HocketError):
+    """The tensors of a batch do not have the names, dtypes or shapes of their stage."""
+
+
+class PlacementError(HocketError):
+    """The machine or cluster cannot host what the placement asks for."""
+
+    exit_code = 2
+
+
+class WeightSyncError(HocketError):
+    """A weight version was refused: incomplete, unknown, older, damaged, or with other names."""
+
+
+class CheckpointError(HocketError):
+    """A checkpoint could not be written or read."""
+
+
+class WorkerDied(HocketError):
+    """A process of the run ended, or did not answer within its deadline."""
+
+    exit_code = 3

@@ -1,0 +1,222 @@
+"""A name, a folder or a config -> modules and tokenizers. The only user of transformers' model loading."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    logging,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hocket.errors import ConfigError, DataError
+from hocket.models.chars import char_tokenizer
+
+CHARS = "chars"
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.gguf")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What to load: `name` is a folder or a Hugging Face id; or `config` (with its `model_type`) is made
+    from nothing with `seed`."""
+
+    name: str | None = None
+    config: Mapping[str, Any] = field(default_factory=lambda: cast(dict[str, Any], {}))
+    dtype: str = "float32"
+    seed: int = 0
+    trust_remote_code: bool = False
+
+
+def load_causal_lm(spec: ModelSpec, *, device: str = "cpu") -> PreTrainedModel:
+    """A causal language model in evaluation mode (dropout off: its log-probs are compared).
+
+    Raises DataError for a folder that is missing, damaged or incomplete, ConfigError for a `config` that
+    makes no causal language model.
+    """
+    quiet()
+    if spec.name is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(spec.seed)
+            model = _fresh(spec)
+    else:
+        model = _pretrained(AutoModelForCausalLM, spec)
+    return cast(PreTrainedModel, cast(nn.Module, model).to(device).eval())
+
+
+def load_scalar_model(spec: ModelSpec, *, fresh_head: bool, device: str = "cpu") -> PreTrainedModel:
+    """A sequence-classification model with one label: a critic or a reward model.
+
+    `fresh_head=True` takes the backbone of `spec` and sets the head to zero, so that a new critic values every
+    state with 0; False wants a folder that was trained with one label. Raises DataError for a folder that cannot
+    be loaded so, ConfigError for an architecture without such a head.
+    """
+    if spec.name is None:
+        raise ConfigError("a critic or reward model needs a folder or id to start from; a bare config has no weights")
+    quiet()
+    check_model_folder(spec.name)
+    config = _from_pretrained(AutoConfig, spec.name, trust_remote_code=spec.trust_remote_code)
+    trained = "ForSequenceClassification" in "".join(config.architectures or ())
+    if not trained and not fresh_head:
+        raise DataError(
+            f"model {spec.name!r} is {config.architectures}, which has no score head; a reward model must be "
+            "saved as AutoModelForSequenceClassification with num_labels=1"
+        )
+    if trained and config.num_labels != 1:
+        raise DataError(f"model {spec.name!r} scores {config.num_labels} labels; a critic or reward model has 1")
+    new = set[str]() if trained else {"score.weight"}
+    model = _pretrained(AutoModelForSequenceClassification, spec, new=new, num_labels=1)
+    if not trained:
+        nn.init.zeros_(model.score.weight)
+    return cast(PreTrainedModel, cast(nn.Module, model).to(device).eval())
+
+
+def load_tokenizer(name: str | None, *, model: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer `name` ("chars" is the bundled character tokenizer), or the model's own.
+
+    A tokenizer without a padding token gets its end token for padding: masks come from lengths, so the two
+    may be the same.
+    """
+    source = name or model
+    if source == CHARS:
+        return char_tokenizer()
+    if source is None:
+        raise ConfigError(f"model.config needs model.tokenizer: a folder, an id, or {CHARS!r}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"no tokenizer in {source!r} ({_first_line(error)}); set model.tokenizer to a folder or id that has one"
+        ) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The padding token, 0 for a tokenizer that has neither that nor an end token: no mask looks at it."""
+    return cast(int, cast(Any, tokenizer).pad_token_id or 0)
+
+
+def save_hf(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: tuple[int, ...]
+) -> None:
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer` load as it is."""
+    if model.can_generate():
+        model.generation_config = GenerationConfig(eos_token_id=list(stop_ids), pad_token_id=tokenizer.pad_token_id)
+    quiet()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def check_model_folder(name: str) -> None:
+    """Say what is wrong with a local model folder before any library guesses; ids of a hub pass."""
+    folder = Path(name)
+    if not folder.exists():
+        looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+        if looks_local:
+            near = difflib.get_close_matches(folder.name, _siblings(folder), n=1)
+            hint = f"; did you mean {str(folder.parent / near[0])!r}?" if near else ""
+            raise DataError(f"model folder {name!r} does not exist{hint}")
+        return
+    if not folder.is_dir():
+        raise DataError(f"model {name!r} is a file; wanted a folder with config.json and model.safetensors")
+    if not (folder / "config.json").exists():
+        raise DataError(f"model folder {name!r} has no config.json; wanted a folder saved by save_pretrained")
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
+        found = sorted(p.name for p in folder.iterdir())
+        raise DataError(
+            f"model folder {name!r} has no weights: wanted *.safetensors, found {found}; "
+            "save the model with save_pretrained, or convert a .bin file to safetensors first"
+        )
+
+
+def _pretrained(kind: Any, spec: ModelSpec, *, new: Set[str] = frozenset(), **options: Any) -> Any:
+    """Load the folder or id as `kind`; only the weights `new` may be missing from it."""
+    name = str(spec.name)
+    check_model_folder(name)
+    model, found = _from_pretrained(
+        kind,
+        name,
+        dtype=_dtype(spec.dtype),
+        trust_remote_code=spec.trust_remote_code,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **options,
+    )
+    # transformers would fill what is missing or does not fit with random numbers
+    if wrong := sorted(found["mismatched_keys"]):
+        key, saved, wanted = wrong[0]
+        raise DataError(f"model {name!r} holds {key} as {tuple(saved)}, its config.json wants {tuple(wanted)}; mend it")
+    if missing := sorted(set(found["missing_keys"]) - new):
+        raise DataError(
+            f"model {name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, e.g. {missing[:3]}; "
+            "it was saved as another architecture, or not whole"
+        )
+    return model
+
+
+def _from_pretrained(kind: Any, name: str, **options: Any) -> Any:
+    """`kind.from_pretrained`; whatever it raises about the files becomes one DataError that names the model."""
+    try:
+        return kind.from_pretrained(name, **options)
+    except Exception as error:  # config, JSON, safetensors and hub errors share no base class
+        raise DataError(
+            f"cannot load model {name!r}: {_first_line(error)}; give a folder saved by save_pretrained, or a "
+            "Hugging Face id that is in the cache or can be reached"
+        ) from error
+
+
+def quiet() -> None:
+    """No progress bars and load reports on the way: what matters is said by hocket itself."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _siblings(folder: Path) -> list[str]:
+    return [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+
+
+def _fresh(spec: ModelSpec) -> Any:
+    settings = dict(spec.config)
+    model_type = settings.pop("model_type", None)
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = difflib.get_close_matches(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ", for example llama"
+        raise ConfigError(f"model.config.model_type {model_type!r} is no causal language model of transformers{hint}")
+    known = AutoConfig.for_model(model_type)
+    for key in settings:  # a config takes any keyword, and would ignore a misspelt one
+        near = [] if hasattr(known, key) else difflib.get_close_matches(key, known.to_dict(), n=1, cutoff=0.8)
+        if near:
+            raise ConfigError(f"model.config.{key} is no setting of {model_type}; did you mean {near[0]}?")
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=_dtype(spec.dtype))
+    except Exception as error:  # each architecture checks its sizes in its own way
+        raise ConfigError(f"model.config makes no {model_type} model: {error}") from error
+
+
+def _dtype(name: str) -> torch.dtype:
+    return cast(torch.dtype, getattr(torch, name))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def stop_token_ids(model: PreTrainedModel) -> int | list[int] | None:
+    """End tokens that the model's generation config names."""
+    return cast(Any, getattr(model.generation_config, "eos_token_id", None))

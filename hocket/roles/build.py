@@ -1,0 +1,93 @@
+"""From the settings of a run to its maker and trainer, in whatever process they are to live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hocket.algorithms.presets import Algorithm
+from hocket.config import RunConfig
+from hocket.models.load import ModelSpec, load_causal_lm, load_scalar_model, load_tokenizer, pad_token_id
+from hocket.rewards.adapters import Reward
+from hocket.rewards.model import ModelReward
+from hocket.roles.maker import Maker
+from hocket.roles.trainer import Trainer
+from hocket.rollout.engine import Sampling
+from hocket.rollout.native import NativeEngine
+from hocket.weights.transport import Transport
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that a process needs to build its roles; small and picklable.
+
+    `model` is the folder or id that the run starts from, after the warm start. `reward` is a function, or the
+    folder of a reward model.
+    """
+
+    config: RunConfig
+    model: str
+    algorithm: Algorithm
+    reward: Reward | str
+    stop_ids: tuple[int, ...]
+
+    @property
+    def threads(self) -> int:
+        """Torch threads of every computing thread."""
+        return self.config.placement.threads_per_worker
+
+    def spec(self, name: str | None = None) -> ModelSpec:
+        """How to load the start model, or `name` with the same settings."""
+        section = self.config.model
+        return ModelSpec(
+            name=name or self.model,
+            dtype=section.dtype,
+            seed=self.config.seed,
+            trust_remote_code=section.trust_remote_code,
+        )
+
+
+def build_maker(blueprint: Blueprint, transport: Transport, *, index: int = 0, device: str = "cpu") -> Maker:
+    """A maker with its own copy of the start model."""
+    torch.set_num_threads(blueprint.threads)
+    config, tokenizer = blueprint.config, load_tokenizer(blueprint.config.model.tokenizer, model=blueprint.model)
+    rollout = config.rollout
+    engine = NativeEngine(
+        load_causal_lm(blueprint.spec(), device=device), stop_ids=blueprint.stop_ids, pad_id=pad_token_id(tokenizer)
+    )
+    reward = blueprint.reward
+    return Maker(
+        engine,
+        tokenizer,
+        ModelReward.load(reward) if isinstance(reward, str) else reward,
+        sampling=Sampling(rollout.max_new_tokens, rollout.temperature, rollout.top_k, rollout.top_p),
+        group_size=rollout.group_size,
+        seed=config.seed,
+        transport=transport,
+        reference=load_causal_lm(blueprint.spec(), device=device) if "reference" in blueprint.algorithm.needs else None,
+        name=f"maker-{index}",
+        threads=blueprint.threads,
+        swap_timeout=config.ray.call_timeout,
+    )
+
+
+def build_trainer(blueprint: Blueprint, transport: Transport, *, device: str = "cpu") -> Trainer:
+    """The trainer, with a critic when the algorithm needs one."""
+    torch.set_num_threads(blueprint.threads)
+    config = blueprint.config
+    critic = None
+    if "critic" in blueprint.algorithm.needs:
+        critic = load_scalar_model(blueprint.spec(config.model.critic), fresh_head=True, device=device)
+    return Trainer(
+        load_causal_lm(blueprint.spec(), device=device),
+        load_tokenizer(config.model.tokenizer, model=blueprint.model),
+        blueprint.algorithm,
+        config.trainer,
+        transport=transport,
+        stop_ids=blueprint.stop_ids,
+        critic=critic,
+        temperature=config.rollout.temperature,
+        chunk_bytes=config.sync.chunk_mib << 20,
+        threads=blueprint.threads,
+    )

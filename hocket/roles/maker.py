@@ -1,0 +1,161 @@
+"""The Maker: prompts in, experience out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hocket.data.proto import DataProto
+from hocket.data.schema import EXPERIENCE, check
+from hocket.models.policy import token_logprobs
+from hocket.observe.trace import Span, Tracer
+from hocket.rewards.adapters import Reward
+from hocket.rewards.model import ModelReward
+from hocket.rollout.engine import RolloutEngine, Sampling
+from hocket.weights.manifest import Manifest
+from hocket.weights.receiver import Receiver
+from hocket.weights.transport import Transport
+
+Sample = dict[str, Any]
+
+
+@dataclass
+class Report:
+    """What a role tells the controller between steps: finished spans, and samples for people to read."""
+
+    spans: list[Span] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+
+class Maker:
+    """Generates answers with its copy of the policy, scores them, and adds reference log-probs.
+
+    Plain Python: no Ray, no process. `swap_timeout` is how long `make` waits for weights it was promised.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        reward: Reward | ModelReward,
+        *,
+        sampling: Sampling,
+        group_size: int,
+        seed: int,
+        transport: Transport,
+        reference: PreTrainedModel | None = None,
+        name: str = "maker-0",
+        threads: int = 1,
+        swap_timeout: float = 600.0,
+    ) -> None:
+        self.engine = engine
+        self.tracer = Tracer(name)
+        self._tokenizer = tokenizer
+        self._reward = reward
+        self._sampling = sampling
+        self._group_size = group_size
+        self._seed = seed
+        self._transport = transport
+        self._reference = reference
+        self._threads = threads
+        self._swap_timeout = swap_timeout
+        self._receiver = Receiver()
+        self._samples: list[Sample] = []
+
+    def make(self, unit: DataProto, *, at_least: int = 0) -> DataProto:
+        """PROMPTS of one unit -> EXPERIENCE of all its samples, made with weights version `at_least` or newer.
+
+        Raises RewardError for a broken reward, WeightSyncError when the version does not arrive.
+        """
+        torch.set_num_threads(self._threads)  # a thread's own setting: the first act of any thread that computes
+        facts = {"step": unit.meta_info["step"] + 1, "unit": unit.meta_info["unit"]}
+        self._swap(at_least)
+        with self.tracer.span("generate", **facts, version=self.engine.version):
+            rollouts = self.engine.generate(unit, self._sampling, samples=self._group_size, seed=self._seed)
+        with self.tracer.span("reward", **facts):
+            experience = self._score(rollouts)
+        if self._reference is not None:
+            with self.tracer.span("reference", **facts), torch.no_grad():
+                experience = experience.union(self._reference_logprobs(experience, self._reference))
+        return check(experience, EXPERIENCE, "experience")
+
+    def evaluate(self, unit: DataProto, *, at_least: int = 0) -> dict[str, list[float]]:
+        """Score and metrics of one greedy answer per prompt of `unit`, a list of values per name."""
+        torch.set_num_threads(self._threads)
+        self._swap(at_least)
+        greedy = Sampling(self._sampling.max_new_tokens, greedy=True)
+        with self.tracer.span("eval", unit=unit.meta_info["unit"], version=self.engine.version):
+            scored = self._score(self.engine.generate(unit, greedy, samples=1, seed=self._seed))
+        names = {"reward": "score"} | {
+            key.removeprefix("reward/"): key for key in scored.tensors() if key.startswith("reward/")
+        }
+        return {name: scored.tensor(key).tolist() for name, key in names.items()}
+
+    def receive(self, manifest: Manifest, handles: Sequence[Any], *, timeout: float = 600.0) -> None:
+        """Fetch and commit a version of the weights; `make` puts it into use before its next unit."""
+        with self.tracer.span("sync", version=manifest.version):
+            self._receiver.begin(manifest)
+            for i, handle in enumerate(handles):
+                self._receiver.chunk(manifest.version, i, self._transport.fetch(handle, timeout))
+            self._receiver.commit(manifest.version)
+
+    def report(self) -> Report:
+        """What happened since the last report."""
+        samples, self._samples = self._samples, []
+        return Report(self.tracer.drain(), samples)
+
+    def _swap(self, at_least: int) -> None:
+        with self.tracer.span("wait" if self.engine.version < at_least else "sync"):
+            self._receiver.swap(
+                self.engine.load, at_least=at_least, current=self.engine.version, timeout=self._swap_timeout
+            )
+
+    def _score(self, rollouts: DataProto) -> DataProto:
+        rows = [dict(row) for row in rollouts.non_tensor_batch["row"]]
+        prompts = [str(row.get("prompt", "")) for row in rows]
+        completions = self._decode(rollouts)
+        uids = [str(uid) for uid in rollouts.non_tensor_batch["uid"]]
+        scores = self._reward(prompts, completions, rows, uids)
+        self._keep_samples(rollouts, completions, scores.values)
+        metrics = {f"reward/{name}": torch.tensor(v).float() for name, v in scores.metrics.items()}
+        return rollouts.union(DataProto.from_dict({"score": torch.tensor(scores.values).float()} | metrics))
+
+    def _decode(self, rollouts: DataProto) -> list[str]:
+        spans = zip(
+            rollouts.tensor("input_ids").tolist(),
+            rollouts.tensor("prompt_length").tolist(),
+            rollouts.tensor("length").tolist(),
+            strict=True,
+        )
+        return [str(self._tokenizer.decode(ids[a:b], skip_special_tokens=True)) for ids, a, b in spans]
+
+    def _keep_samples(self, rollouts: DataProto, completions: list[str], scores: list[float]) -> None:
+        """Remember as many of the unit's samples as the controller asked for in its meta_info."""
+        for i in range(min(int(rollouts.meta_info.get("samples", 0)), len(rollouts))):
+            row, start = rollouts.non_tensor_batch["row"][i], int(rollouts.tensor("prompt_length")[i])
+            self._samples.append(
+                {
+                    "step": rollouts.meta_info["step"] + 1,
+                    "uid": str(rollouts.non_tensor_batch["uid"][i]),
+                    "sample": int(rollouts.tensor("sample")[i]),
+                    "prompt": row.get("prompt"),
+                    "completion": completions[i],
+                    "answer": row.get("answer"),
+                    "score": scores[i],
+                    "version": int(rollouts.tensor("version")[i, start]),
+                }
+            )
+
+    def _reference_logprobs(self, experience: DataProto, reference: PreTrainedModel) -> DataProto:
+        logprobs: Tensor = token_logprobs(
+            reference,
+            experience.tensor("input_ids"),
+            experience.tensor("length"),
+            temperature=self._sampling.temperature,
+        )["logprobs"]
+        return DataProto.from_dict({"reference_logprobs": logprobs})

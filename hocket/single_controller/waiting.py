@@ -1,0 +1,93 @@
+"""The one place where the controller waits for a worker: with a deadline, and saying for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError, WorkerCrashedError
+
+from hocket.errors import HocketError, WorkerDied
+
+_SLICE = 0.5
+_SAY_AFTER = 10.0
+
+
+class Waiter:
+    """Waits for results of workers of one run.
+
+    `say` is told once when a wait takes long; `logs` is the folder of the workers' logs; `stop` is asked
+    several times a second and may raise to end every wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        logs: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._timeout = timeout
+        self._logs = logs
+        self._say = say
+        self._stop = stop
+
+    def get(self, ref: Any, *, who: str, what: str, timeout: float | None = None) -> Any:
+        """The value of `ref`, which `who` is to give by doing `what`.
+
+        Raises what the worker raised when that is one of hocket's errors; WorkerDied when the process ended
+        or did not answer in time, with the end of its log.
+        """
+        limit = timeout or self._timeout
+        start, said = time.monotonic(), False
+        while not ray.wait([ref], timeout=_SLICE)[0]:
+            self._stop()
+            waited = time.monotonic() - start
+            if waited > limit:
+                raise WorkerDied(
+                    f"{who} did not answer within {limit:.0f} s while it was to {what}; the run ends. "
+                    f"If the work is that long, raise ray.call_timeout.{self._tail(who)}"
+                )
+            if waited > _SAY_AFTER and not said:
+                self._say(f"waiting for {who} to {what} ({waited:.0f} s so far, at most {limit:.0f} s)")
+                said = True
+        self._stop()
+        try:
+            return ray.get(ref)
+        except RayError as error:
+            raise self.explain(error, who=who, what=what) from error
+
+    def explain(self, error: RayError, *, who: str, what: str) -> HocketError:
+        """The first cause in words, as one of hocket's errors."""
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        while isinstance(cause, RayTaskError):
+            cause = cause.cause
+        if isinstance(cause, HocketError):
+            return type(cause)(cause.message)
+        if isinstance(cause, (ActorDiedError, ActorUnavailableError, WorkerCrashedError)):
+            return WorkerDied(f"{who} died while it was to {what}: {_reason(cause)}{self._tail(who)}")
+        return HocketError(f"{who} failed while it was to {what}: {type(cause).__name__}: {cause}{self._tail(who)}")
+
+    def _tail(self, who: str, lines: int = 20) -> str:
+        log = self._logs / f"{who}.log" if self._logs else None
+        if log is None or not log.is_file():
+            return ""
+        last = "\n  ".join(log.read_text(errors="replace").splitlines()[-lines:])
+        return f"\nEnd of {log}:\n  {last}"
+
+
+def _reason(error: BaseException) -> str:
+    """What ended a process, from Ray's long text."""
+    text = str(error)
+    if "creation task" in text or "__init__" in text:
+        return text.strip().splitlines()[-1]
+    if "SIGKILL" in text or "OOM" in text or "exit code 137" in text:
+        return "the process was killed (SIGKILL); if nobody did, the machine ran out of memory"
+    for line in text.splitlines():
+        if "exit" in line.lower() or "cause" in line.lower():
+            return line.strip()
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__

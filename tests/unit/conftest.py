@@ -1,0 +1,65 @@
+"""Tiny models and the character tokenizer, for all unit tests."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hocket.models.chars import char_tokenizer
+from hocket.models.load import ModelSpec, load_causal_lm
+
+SIZES = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "opt": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "ffn_dim": 32,
+        "max_position_embeddings": 64,
+        "word_embed_proj_dim": 16,
+    },
+    "bloom": {"hidden_size": 16, "n_layer": 2, "n_head": 2},
+    "llama": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    },
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return char_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tokenizer) -> Callable[..., dict]:
+    """Settings of a model of 2 layers and hidden size 16 for the `chars` tokenizer."""
+
+    def config(kind: str = "llama", **changes) -> dict:
+        special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+        return {"model_type": kind, "vocab_size": len(tokenizer), **special, **SIZES[kind], **changes}
+
+    return config
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_config) -> Callable[..., PreTrainedModel]:
+    """A fresh model; `sharp` widens its weights, so that its distributions are not nearly flat."""
+
+    def model(kind: str = "llama", *, seed: int = 0, sharp: float = 4.0, **changes) -> PreTrainedModel:
+        built = load_causal_lm(ModelSpec(config=tiny_config(kind, **changes), seed=seed))
+        with torch.no_grad():
+            for parameter in built.parameters():
+                parameter.mul_(sharp if parameter.dim() > 1 else 1.0)
+        return built
+
+    return model

@@ -1,0 +1,120 @@
+"""Weights cut into chunks and put together again, bit for bit; what the digest sees."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hocket.models.policy import named_weights
+from hocket.weights.manifest import ALIGNMENT, digest, layout, unpack, weights_sha256
+from hocket.weights.publisher import Publisher
+from hocket.weights.transport import InProcess
+
+
+def weights():
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "matrix": torch.randn(5, 7, generator=generator),
+        "half": torch.randn(3, 3, generator=generator).bfloat16(),
+        "nothing": torch.zeros(0, 4),
+        "scalar": torch.tensor(2.5),
+        "count": torch.tensor(2**40 + 1),
+        "flags": torch.tensor([True, False, True]),
+        "turned": torch.randn(4, 6, generator=generator).t(),
+        "empty_end": torch.zeros(2, 0, dtype=torch.int64),
+    }
+
+
+def publish(tensors, size, version=1):
+    return Publisher("trainer-0", chunk_bytes=size).snapshot(tensors, version)
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 100, 128, 1 << 20])
+def test_round_trip_at_any_chunk_size(size):
+    manifest, chunks = publish(weights(), size)
+    assert tuple(map(len, chunks)) == manifest.chunks
+    assert all(0 < len(chunk) <= size for chunk in chunks)
+    found = dict(unpack(manifest, [np.array(chunk) for chunk in chunks]))
+    assert list(found) == list(weights())
+    for name, tensor in weights().items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("tensors", [{}, {"a": torch.zeros(0)}, {"a": torch.zeros(0), "b": torch.ones(2)}])
+def test_little_or_nothing(tensors):
+    manifest, chunks = publish(tensors, 64)
+    assert {k: t.tolist() for k, t in unpack(manifest, chunks)} == {k: t.tolist() for k, t in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "bloom", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_models_weights_reach_another_model(tiny, kind, tied):
+    source, target = (tiny(kind, seed=seed, tie_word_embeddings=tied) for seed in (1, 2))
+    manifest, chunks = publish(named_weights(source), 1000)
+    own = named_weights(target)
+    for name, tensor in unpack(manifest, chunks):
+        own.pop(name).copy_(tensor)
+    assert not own
+    assert weights_sha256(named_weights(source)) == weights_sha256(named_weights(target))
+
+
+def test_layout_is_aligned_and_does_not_overlap():
+    specs = layout(weights())
+    assert all(spec.offset % ALIGNMENT == 0 for spec in specs)
+    assert all(a.offset + a.nbytes <= b.offset for a, b in itertools.pairwise(specs))
+    assert {spec.name: spec.nbytes for spec in specs}["half"] == 18
+
+
+def test_the_digest_does_not_depend_on_the_cut_but_on_everything_else():
+    manifest, chunks = publish(weights(), 64)
+    assert manifest.digest == publish(weights(), 1 << 20)[0].digest == digest(manifest.tensors, chunks)
+    assert len(manifest.digest) == 32
+    changed = weights()
+    changed["matrix"][4, 6] = changed["matrix"][4, 6].nextafter(torch.tensor(9.0))
+    renamed = {("other" if name == "matrix" else name): tensor for name, tensor in weights().items()}
+    reshaped = weights() | {"matrix": weights()["matrix"].reshape(7, 5)}
+    others = {publish(tensors, 64)[0].digest for tensors in (changed, renamed, reshaped)}
+    assert len(others | {manifest.digest}) == 4
+
+
+def test_the_publisher_keeps_one_buffer():
+    publisher = Publisher("trainer-0", chunk_bytes=64)
+    first, chunks = publisher.snapshot(weights(), 1)
+    address = chunks[0].ctypes.data
+    second, again = publisher.snapshot({k: t + 1 if t.is_floating_point() else t for k, t in weights().items()}, 2)
+    assert again[0].ctypes.data == address
+    assert (first.version, second.version, second.sender) == (1, 2, "trainer-0")
+    assert first.digest != second.digest
+    smaller, chunks = publisher.snapshot({"a": torch.ones(2)}, 3)
+    assert smaller.chunks == (8,)
+
+
+def test_a_snapshot_is_no_view_of_the_weights():
+    tensors = {"a": torch.ones(4)}
+    manifest, chunks = publish(tensors, 64)
+    tensors["a"].zero_()
+    assert dict(unpack(manifest, chunks))["a"].tolist() == [1.0] * 4
+
+
+def test_sha256_is_of_names_dtypes_shapes_and_bytes_in_order_of_name():
+    base = weights()
+    assert weights_sha256(base) == weights_sha256(dict(reversed(base.items())))
+    others = [
+        base | {"matrix": base["matrix"].reshape(7, 5)},
+        base | {"scalar": base["scalar"].double()},
+        base | {"flags": ~base["flags"]},
+        {**base, "more": torch.zeros(1)},
+    ]
+    assert len({weights_sha256(w) for w in [base, *others]}) == 5
+    assert len(weights_sha256(base)) == 64
+
+
+def test_in_process_chunks_are_found_by_another_transport():
+    manifest, chunks = publish(weights(), 64)
+    handles = InProcess().send(chunks)
+    fetched = [InProcess().fetch(handle, timeout=1.0) for handle in handles]
+    assert digest(manifest.tensors, fetched) == manifest.digest
+    assert replace(manifest, version=2).digest == manifest.digest

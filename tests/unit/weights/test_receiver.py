@@ -1,0 +1,185 @@
+"""The receiving end accepts a version whole or not at all, and swaps when the generation loop asks."""
+
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hocket.errors import WeightSyncError
+from hocket.weights.publisher import Publisher
+from hocket.weights.receiver import Receiver
+
+
+def snapshot(version, value=None):
+    tensors = {"a": torch.full((40,), float(version if value is None else value)), "b": torch.arange(3)}
+    manifest, chunks = Publisher("trainer-0", chunk_bytes=64).snapshot(tensors, version)
+    return manifest, [np.array(chunk) for chunk in chunks]
+
+
+def send(receiver, version, *, order=None):
+    manifest, chunks = snapshot(version)
+    receiver.begin(manifest)
+    for i in order or range(len(chunks)):
+        receiver.chunk(version, i, chunks[i])
+    receiver.commit(version)
+
+
+class Engine:
+    """Keeps what was loaded."""
+
+    def __init__(self):
+        self.version, self.weights, self.loads = 0, {}, 0
+
+    def load(self, weights, version):
+        self.weights = {name: tensor.clone() for name, tensor in weights}
+        self.version, self.loads = version, self.loads + 1
+
+
+def swap(receiver, engine, at_least=0, timeout=0.01):
+    return receiver.swap(engine.load, at_least=at_least, current=engine.version, timeout=timeout)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 2, 1, 3, 3]])
+def test_chunks_in_any_order_and_twice(order):
+    receiver, engine = Receiver(), Engine()
+    send(receiver, 5, order=order)
+    assert swap(receiver, engine)
+    assert (engine.version, engine.weights["a"][0].item(), engine.weights["b"].tolist()) == (5, 5.0, [0, 1, 2])
+    assert not swap(receiver, engine)  # once is enough
+    assert engine.loads == 1
+
+
+def refuse(receiver, act, text):
+    with pytest.raises(WeightSyncError) as caught:
+        act(receiver)
+    assert text in caught.value.message
+    engine = Engine()
+    assert not swap(receiver, engine)
+    assert engine.loads == 0
+
+
+def test_an_incomplete_version_is_not_committed_but_can_be_completed():
+    receiver = Receiver()
+    manifest, chunks = snapshot(1)
+    receiver.begin(manifest)
+    for i in (0, 2):
+        receiver.chunk(1, i, chunks[i])
+    refuse(receiver, lambda r: r.commit(1), "cannot commit version 1: chunks [1, 3] did not arrive")
+    for i in (1, 3):
+        receiver.chunk(1, i, chunks[i])
+    receiver.commit(1)
+    assert swap(receiver, Engine())
+
+
+def test_damaged_bytes_are_refused_and_the_version_may_come_again():
+    receiver = Receiver()
+    manifest, chunks = snapshot(1)
+    receiver.begin(manifest)
+    for i, chunk in enumerate(chunks):
+        receiver.chunk(1, i, chunk + (i == 2))
+    refuse(receiver, lambda r: r.commit(1), "the bytes changed on the way")
+    refuse(receiver, lambda r: r.commit(1), "not announced")
+    send(receiver, 1)
+    assert swap(receiver, Engine())
+
+
+@pytest.mark.parametrize(
+    ("index", "size", "text"),
+    [(0, 63, "wanted 64 bytes"), (4, 64, "wanted an index below 4"), (-1, 64, "wanted an index below 4")],
+)
+def test_wrong_sizes_and_places(index, size, text):
+    receiver = Receiver()
+    receiver.begin(snapshot(1)[0])
+    refuse(receiver, lambda r: r.chunk(1, index, np.zeros(size, np.uint8)), text)
+
+
+def test_what_was_not_announced():
+    receiver = Receiver()
+    refuse(receiver, lambda r: r.chunk(1, 0, np.zeros(64, np.uint8)), "version 1 was not announced; arriving is none")
+    receiver.begin(snapshot(2)[0])
+    refuse(receiver, lambda r: r.chunk(1, 0, np.zeros(64, np.uint8)), "arriving is 2: call begin first")
+    refuse(receiver, lambda r: r.commit(1), "version 1 was not announced")
+
+
+@pytest.mark.parametrize("version", [3, 2])
+def test_older_and_equal_versions_are_refused(version):
+    receiver, engine = Receiver(), Engine()
+    send(receiver, 3)
+    with pytest.raises(
+        WeightSyncError, match=f"version {version} of trainer-0 is not newer than the committed version 3"
+    ):
+        receiver.begin(snapshot(version)[0])
+    assert swap(receiver, engine)
+    assert engine.version == 3
+
+
+def test_a_new_begin_replaces_what_was_left_unfinished():
+    receiver, engine = Receiver(), Engine()
+    manifest, chunks = snapshot(1)
+    receiver.begin(replace(manifest, sender="trainer-dead"))
+    receiver.chunk(1, 0, chunks[0])
+    send(receiver, 2)
+    assert swap(receiver, engine)
+    assert engine.version == 2
+    refuse(receiver, lambda r: r.commit(1), "not announced")
+
+
+def test_only_the_newest_committed_version_is_loaded():
+    receiver, engine = Receiver(), Engine()
+    send(receiver, 1)
+    send(receiver, 2)
+    assert swap(receiver, engine)
+    assert (engine.version, engine.loads) == (2, 1)
+
+
+def test_arriving_weights_do_not_touch_the_committed_ones():
+    receiver, engine = Receiver(), Engine()
+    send(receiver, 1)
+    manifest, chunks = snapshot(2)
+    receiver.begin(manifest)
+    receiver.chunk(2, 0, chunks[0])
+    assert swap(receiver, engine)
+    assert (engine.version, set(engine.weights["a"].tolist())) == (1, {1.0})
+
+
+def test_a_wait_ends_with_what_is_missing():
+    receiver, engine = Receiver(), Engine()
+    send(receiver, 1)
+    began = time.monotonic()
+    with pytest.raises(WeightSyncError, match=r"weights version 2; newest committed is 1, in use is 0"):
+        swap(receiver, engine, at_least=2, timeout=0.05)
+    assert 0.04 < time.monotonic() - began < 2
+    assert engine.loads == 0
+
+
+def test_no_wait_for_a_version_in_use():
+    receiver, engine = Receiver(), Engine()
+    engine.version = 3
+    assert not swap(receiver, engine, at_least=3, timeout=0.0)
+
+
+def test_a_commit_from_another_thread_ends_the_wait():
+    receiver, engine = Receiver(), Engine()
+    sender = threading.Thread(target=lambda: [time.sleep(0.05), send(receiver, 1), send(receiver, 2)])
+    began = time.monotonic()
+    sender.start()
+    assert swap(receiver, engine, at_least=2, timeout=10)
+    assert time.monotonic() - began < 5
+    sender.join()
+    assert engine.version == 2
+
+
+def test_every_load_is_whole_while_versions_keep_coming():
+    receiver, engine = Receiver(), Engine()
+    sender = threading.Thread(target=lambda: [send(receiver, version) for version in range(1, 40)])
+    sender.start()
+    seen = []
+    while engine.version < 39:
+        swap(receiver, engine, at_least=engine.version + 1, timeout=10)
+        assert set(engine.weights["a"].tolist()) == {float(engine.version)}
+        seen.append(engine.version)
+    sender.join()
+    assert seen == sorted(set(seen))
