@@ -15,9 +15,7 @@ def main(folder: str, prompt: str) -> str:
     model = AutoModelForCausalLM.from_pretrained(folder)
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": prompt}]
-        inputs = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        inputs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     else:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     output = model.generate(**inputs, max_new_tokens=32, do_sample=False)

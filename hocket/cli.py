@@ -40,14 +40,22 @@ def train(
     hocket train "placement=detached(makers=2)" trainer.max_steps=50
     """
     from hocket.config import load_config
-    from hocket.run.train import check, train
 
     config = load_config(*_recipe(words or []))
+    from hocket.run.train import check, train  # heavy: only when the config is right
+
     if dry_run:
         for line in check(config):
             typer.echo(line)
         return
-    summary = train(config)
+    try:
+        summary = train(config)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the run folder holds what there was", err=True)
+        raise typer.Exit(130) from None
+    if summary["steps"]:
+        rise = f"{summary['reward_first_tenth']:.3f} -> {summary['reward_last_tenth']:.3f}"
+        typer.echo(f"mean reward, first and last tenth of {summary['steps']} steps: {rise}")
     typer.echo(f"report: {Path(str(summary['folder'])) / 'report.html'}")
 
 
@@ -80,9 +88,6 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             typer.echo(note, err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("interrupted: what was there is written", err=True)
-        sys.exit(130)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -79,7 +79,9 @@ class ModelSection(Section):
     name: str | None = Field(default=None, description="model folder or Hugging Face id")
     config: dict[str, Any] = Field(default={}, description="instead of name: model_type and sizes of a fresh model")
     tokenizer: str | None = Field(default=None, description="folder, id, or `chars`; default: the model's own")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the makers' copies; the trainer always keeps float32"
+    )
     trust_remote_code: bool = False
     critic: str | None = Field(default=None, description="folder or id to start the critic from; default: the policy")
     warm_start: WarmStart = WarmStart()

@@ -90,12 +90,6 @@ def collate(parts: Sequence[DataProto]) -> DataProto:
     return DataProto.concat([_widen(part, width) for part in parts])
 
 
-def trim(data: DataProto) -> DataProto:
-    """Cut the columns that are padding in every row."""
-    width = int(data.tensor("length").max())
-    return _with_tensors(data, {k: t[:, :width] if t.dim() == 2 else t for k, t in data.tensors().items()})
-
-
 def _widen(part: DataProto, width: int) -> DataProto:
     missing = width - part.tensor("input_ids").shape[1]
     if not missing:

@@ -217,6 +217,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def stop_token_ids(model: PreTrainedModel) -> int | list[int] | None:
-    """End tokens that the model's generation config names."""
-    return cast(Any, getattr(model.generation_config, "eos_token_id", None))
+def named_stop_ids(name: str, *, trust_remote_code: bool = False) -> int | list[int] | None:
+    """End tokens that the model's generation config names, or else its config; read without its weights."""
+    try:
+        source: Any = GenerationConfig.from_pretrained(name)
+    except OSError:
+        source = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+    return cast(Any, getattr(source, "eos_token_id", None))

@@ -98,13 +98,13 @@ class PlainConsole(RunConsole):
 
     def __init__(self, stream: TextIO, *, title: str, total_steps: int) -> None:
         self._stream = stream
-        self._title = title
         self._total = total_steps
         self._last_note = ""
         self._lock = threading.Lock()
+        self._print(title)
 
     def header(self, lines: Sequence[str]) -> None:
-        self._print("\n".join([self._title, *(f"  {line}" for line in lines)]))
+        self._print("\n".join(f"  {line}" for line in lines))
 
     def step(self, metrics: Mapping[str, float]) -> None:
         number = f"step {metrics.get('step', 0):>{len(str(self._total))}.0f}/{self._total}"

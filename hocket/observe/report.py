@@ -168,10 +168,13 @@ def _total_steps(run: _Run) -> int:
 
 
 def _placement(config: str) -> str:
-    """The `placement` section of the config on one line; settings that are null or empty are left out."""
+    """The kind of placement and what tells it from others of its kind."""
     found = re.search(r"^placement:(.*(?:\n[ -].*)*)", config, re.MULTILINE)
-    lines = [line.strip() for line in found[1].splitlines()] if found else []
-    return ", ".join(re.sub(r"^kind: ", "", line) for line in lines if not re.search(r"^$|(null|\[\])$", line))
+    section = found[1] if found else ""
+    settings = dict(re.findall(r"(\w+): *(\w+)", section))
+    kind = str(settings.get("kind", section.strip()))
+    facts = [f"{settings[name]} {name.replace('_', ' ')}" for name in ("makers", "max_staleness") if name in settings]
+    return ", ".join([kind, *facts]) if kind == "detached" else kind
 
 
 def _ledger(records: _Records) -> dict[str, Any]:

@@ -6,12 +6,8 @@ name is a column of the prompt file, where `answer` always exists.
 """
 
 import importlib
-import importlib.util
 import inspect
 import math
-import sys
-import traceback
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from hocket.data.readers import did_you_mean
+from hocket.data.userfile import load_file
 from hocket.errors import ConfigError, RewardError
 from hocket.rewards.builtin import BUILTIN
 
@@ -164,7 +161,7 @@ def load_reward(spec: str | Callable[..., Any]) -> Reward:
         return Reward(BUILTIN[spec], name=spec)
     place, _, name = (spec, "", "") if spec.endswith(".py") else spec.rpartition(":")
     if place.endswith(".py"):
-        return Reward(_function(_load_file(Path(place)), place, name))
+        return Reward(_function(load_file(Path(place), what="reward"), place, name))
     if place and name:
         return Reward(_function(_load_module(place), place, name))
     raise ConfigError(
@@ -187,35 +184,6 @@ def _named_parameters(function: Callable[..., Any], name: str) -> dict[str, insp
         kind = "async def" if inspect.iscoroutinefunction(function) else "def"
         raise ConfigError(f"reward {name} is `{kind} {name}{signature}`; {_STYLES}")
     return named
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        names = (p.name for p in path.parent.glob("*.py"))
-        raise ConfigError(f"the reward file {path} does not exist{did_you_mean(path.name, names)}")
-    name = f"hocket_reward_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"the reward file {path} cannot be loaded as a Python module; check its name")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and cloudpickle look a module up by its name
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"the reward file {path} raised on import, line {_line_in(path, error)}: {what}") from error
-    cloudpickle.register_pickle_by_value(module)
-    return module
-
-
-def _line_in(path: Path, error: Exception) -> int | None:
-    """The last line of the file that the error went through."""
-    file = str(path.resolve())
-    if isinstance(error, SyntaxError) and error.filename == file:
-        return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return lines[-1] if lines else None
 
 
 def _load_module(name: str) -> ModuleType:

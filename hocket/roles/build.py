@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import cloudpickle
 import torch
 
 from hocket.algorithms.presets import Algorithm
@@ -32,29 +34,41 @@ class Blueprint:
     reward: Reward | str
     stop_ids: tuple[int, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The algorithm may come from a user's file, which workers cannot import. Only `cloudpickle` itself knows
+        # that it goes by value; the copy inside Ray does not.
+        fields = (self.config, self.model, cloudpickle.dumps(self.algorithm), self.reward, self.stop_ids)
+        return _unpickle, fields
+
     @property
     def threads(self) -> int:
         """Torch threads of every computing thread."""
         return self.config.placement.threads_per_worker
 
-    def spec(self, name: str | None = None) -> ModelSpec:
+    def spec(self, name: str | None = None, *, dtype: str = "float32") -> ModelSpec:
         """How to load the start model, or `name` with the same settings."""
         section = self.config.model
         return ModelSpec(
             name=name or self.model,
-            dtype=section.dtype,
+            dtype=dtype,
             seed=self.config.seed,
             trust_remote_code=section.trust_remote_code,
         )
+
+
+def _unpickle(
+    config: RunConfig, model: str, algorithm: bytes, reward: Reward | str, stop_ids: tuple[int, ...]
+) -> Blueprint:
+    return Blueprint(config, model, cloudpickle.loads(algorithm), reward, stop_ids)
 
 
 def build_maker(blueprint: Blueprint, transport: Transport, *, index: int = 0, device: str = "cpu") -> Maker:
     """A maker with its own copy of the start model."""
     torch.set_num_threads(blueprint.threads)
     config, tokenizer = blueprint.config, load_tokenizer(blueprint.config.model.tokenizer, model=blueprint.model)
-    rollout = config.rollout
+    rollout, spec = config.rollout, blueprint.spec(dtype=config.model.dtype)
     engine = NativeEngine(
-        load_causal_lm(blueprint.spec(), device=device), stop_ids=blueprint.stop_ids, pad_id=pad_token_id(tokenizer)
+        load_causal_lm(spec, device=device), stop_ids=blueprint.stop_ids, pad_id=pad_token_id(tokenizer)
     )
     reward = blueprint.reward
     return Maker(
@@ -65,7 +79,7 @@ def build_maker(blueprint: Blueprint, transport: Transport, *, index: int = 0, d
         group_size=rollout.group_size,
         seed=config.seed,
         transport=transport,
-        reference=load_causal_lm(blueprint.spec(), device=device) if "reference" in blueprint.algorithm.needs else None,
+        reference=load_causal_lm(spec, device=device) if "reference" in blueprint.algorithm.needs else None,
         name=f"maker-{index}",
         threads=blueprint.threads,
         swap_timeout=config.ray.call_timeout,

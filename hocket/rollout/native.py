@@ -47,14 +47,18 @@ class NativeEngine:
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See RolloutEngine."""
-        own = named_weights(self.model)
-        for name, tensor in weights:
-            if name not in own or own[name].shape != tensor.shape:
-                found = f"shape {tuple(own[name].shape)}" if name in own else f"names like {sorted(own)[:3]}"
-                raise WeightSyncError(f"weights version {version} bring {name} {tuple(tensor.shape)}; found {found}")
-            own.pop(name).copy_(tensor)
-        if own:
-            raise WeightSyncError(f"weights version {version} lack {len(own)} tensors, e.g. {sorted(own)[:3]}")
+        own, new = named_weights(self.model), dict(weights)
+        if set(own) != set(new):
+            lack, extra = sorted(set(own) - set(new)), sorted(set(new) - set(own))
+            raise WeightSyncError(
+                f"weights version {version} do not fit this model: {len(lack)} tensors are missing, e.g. {lack[:3]}, "
+                f"{len(extra)} are unknown, e.g. {extra[:3]}; maker and trainer must load the same architecture"
+            )
+        if wrong := [name for name, tensor in new.items() if own[name].shape != tensor.shape]:
+            shapes = {name: (tuple(new[name].shape), tuple(own[name].shape)) for name in wrong[:3]}
+            raise WeightSyncError(f"weights version {version} have other shapes than this model (sent, own): {shapes}")
+        for name, tensor in new.items():
+            own[name].copy_(tensor)
         self.version = version
 
     def _decode(

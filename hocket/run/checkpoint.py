@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from hocket.errors import CheckpointError
 
 
@@ -27,6 +29,6 @@ def write_checkpoint(checkpoints: Path, step: int, save: Callable[[str], None], 
         latest = checkpoints / "latest"
         latest.unlink(missing_ok=True)
         latest.symlink_to(final.name)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write checkpoint {str(final)!r}: {error}; free space or set run.dir") from error
     return final

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import shutil
+import signal
+import socket
 import tempfile
+import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+import torch
 
 from hocket.config import Colocated, Detached, Placement
 from hocket.errors import PlacementError
@@ -47,33 +53,45 @@ def cluster(address: str | None, bundles: list[dict[str, float]]) -> Generator[s
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the waiting loop raises them, in words
     import ray
 
-    if address is not None:
+    if ray.is_initialized():
+        check_fits(bundles, dict(ray.available_resources()), where="the Ray cluster of this process")
+        yield "the Ray cluster that this process is connected to"
+    elif address is not None:
         _attach(address)
         try:
             check_fits(bundles, dict(ray.available_resources()), where=f"the cluster at {address!r}")
             yield f"attached to the Ray cluster at {address}"
         finally:
             ray.shutdown()
-        return
+    else:
+        with _private(cpus=math.ceil(total(bundles)["CPU"])) as where:
+            yield where
+
+
+@contextmanager
+def _private(*, cpus: int) -> Generator[str, None, None]:
+    """A cluster on this machine that ends with the `with`; its files and its token are its own."""
     cores = len(os.sched_getaffinity(0))
-    cpus = max(float(cores), total(bundles)["CPU"])
     home = Path(tempfile.mkdtemp(prefix="hocket-"))  # short: socket paths below it have a limit of 107 bytes
     try:
         _own_token(home)
-        ray.init(
-            address="local",
-            num_cpus=int(-(-cpus // 1)),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(home),
-        )
-        check_fits(bundles, dict(ray.cluster_resources()), where="this machine")
-        yield f"private Ray cluster with {cpus:g} logical CPUs on {cores} cores"
+        _init(address="local", num_cpus=max(cores, cpus), include_dashboard=False, _temp_dir=str(home))
+        yield f"private Ray cluster with {max(cores, cpus)} logical CPUs on {cores} cores"
     finally:
         _shut_down()
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _init(**options: Any) -> None:
+    """`ray.init`, quiet, and without the handler for SIGTERM that ends the process before anything is written."""
+    import ray
+
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM) if main else None
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    if main:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _shut_down() -> None:
@@ -116,12 +134,25 @@ def check_fits(bundles: list[dict[str, float]], there: Mapping[str, float], *, w
 
 
 def _attach(address: str) -> None:
-    import ray
-
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        _demand_listener(address)
+        _init(address=address)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PlacementError(
-            f"no Ray cluster answers at ray.address={address!r} ({str(error).strip().splitlines()[0]}); "
+            f"no Ray cluster answers at ray.address={address!r} ({reason}); "
             "start one with `ray start --head`, check the address and token, or leave ray.address unset"
         ) from error
+
+
+def _demand_listener(address: str) -> None:
+    """OSError within seconds when nobody listens at host:port; Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in address:
+        socket.create_connection((host, int(port)), timeout=5).close()
+
+
+def demand_gpus(bundles: list[dict[str, float]]) -> None:
+    """PlacementError when a private cluster could not give the GPUs that are asked for."""
+    gpus = torch.cuda.device_count()
+    check_fits(bundles, {"CPU": math.inf, "GPU": gpus}, where="this machine")

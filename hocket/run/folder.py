@@ -97,4 +97,4 @@ def environment() -> dict[str, Any]:
 def _auto_name(config: RunConfig) -> str:
     task = Path(config.data.path.removeprefix("recipe:")).stem
     model = Path(config.model.name).name if config.model.name else str(config.model.config["model_type"])
-    return f"{task}--{model}--{time.strftime('%m%d-%H%M%S')}"
+    return f"{task}--{model}--{time.strftime('%m%d-%H%M%S')}-{os.getpid() % 10000:04d}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from hocket.errors import HocketError
 
@@ -31,9 +33,14 @@ class Ledger:
         """They went into an optimizer step."""
         self._move("buffered", "trained", samples)
 
-    def failed(self, samples: int) -> None:
-        """Their maker gave up on them."""
-        self._move("in_flight", "failed", samples)
+    @contextmanager
+    def failing(self, samples: int) -> Generator[None, None, None]:
+        """In flight while the body runs; an error of it puts them into `failed`."""
+        try:
+            yield
+        except HocketError:
+            self._move("in_flight", "failed", samples)
+            raise
 
     def balance(self) -> dict[str, float]:
         """All accounts as metrics `ledger/<account>`, with `ledger/produced`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,9 @@ from hocket.config import RunConfig
 from hocket.data.chat import describe_template, stop_ids
 from hocket.data.prompts import PromptTable, read_prompts
 from hocket.data.schedule import Prompt, PromptSchedule, tokenize
+from hocket.data.userfile import load_file
 from hocket.errors import ConfigError
-from hocket.models.load import ModelSpec, check_model_folder, load_causal_lm, load_tokenizer, save_hf, stop_token_ids
+from hocket.models.load import ModelSpec, check_model_folder, load_causal_lm, load_tokenizer, named_stop_ids, save_hf
 from hocket.rewards.adapters import Reward, load_reward
 from hocket.rewards.builtin import BUILTIN
 from hocket.roles.build import Blueprint
@@ -42,6 +42,7 @@ def prepare(config: RunConfig, folder: Path, say: Callable[[str], None]) -> Prep
     Raises ConfigError or DataError for whatever is wrong with the input.
     """
     torch.set_num_threads(config.placement.threads_per_worker)
+    config = _with_absolute_paths(config)
     table = _table(config, config.data.path)
     held_out = _table(config, config.eval.path) if config.eval.path else None
     reward = _reward(config, table)
@@ -75,7 +76,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     algo = config.algo
     settings = algo.chosen()
     if ".py:" in algo.name:
-        algorithm = _from_file(algo.name)(**settings)
+        algorithm = _from_file(algo.name, settings)
     else:
         settings |= {} if algo.name == "ppo" else {"max_length": config.rollout.max_new_tokens}
         algorithm = build(algo.name, settings)
@@ -87,18 +88,16 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     return algorithm
 
 
-def _from_file(name: str) -> Callable[..., Algorithm]:
+def _from_file(name: str, settings: dict[str, Any]) -> Algorithm:
     path, _, attribute = name.partition(":")
-    if not Path(path).is_file():
-        raise ConfigError(f"algo.name={name}: no file {path!r}; built in are {sorted(PRESETS)}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, attribute):
-        raise ConfigError(f"algo.name={name}: {path} has no {attribute!r}")
-    return getattr(module, attribute)
+    module = load_file(Path(path), what="algorithm")
+    kind: Callable[..., Algorithm] | None = getattr(module, attribute, None)
+    if kind is None:
+        raise ConfigError(f"algo.name={name}: {path} has no {attribute!r}; built in are {sorted(PRESETS)}")
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise ConfigError(f"algo.name={name} cannot be made with {settings}: {error}") from error
 
 
 def _table(config: RunConfig, path: str) -> PromptTable:
@@ -119,7 +118,7 @@ def _reward(config: RunConfig, table: PromptTable) -> Reward | str:
     name = config.reward
     if name not in BUILTIN and (Path(name) / "config.json").is_file():
         check_model_folder(name)
-        return name
+        return str(Path(name).resolve())
     reward = load_reward(name)
     reward.check(table.columns)
     return reward
@@ -141,16 +140,16 @@ def _start_model(
     config: RunConfig, tokenizer: Any, prompts: list[Prompt], folder: Path, say: Callable[[str], None]
 ) -> tuple[str, tuple[int, ...]]:
     """Folder or id of the model that the run starts from, and its stop tokens."""
-    section = config.model
-    spec = ModelSpec(section.name, section.config, section.dtype, config.seed, section.trust_remote_code)
+    section, trust = config.model, config.model.trust_remote_code
+    stop = stop_ids(tokenizer, named_stop_ids(section.name, trust_remote_code=trust) if section.name else None)
     if section.name and not section.warm_start.steps:
-        return section.name, stop_ids(tokenizer, stop_token_ids(load_causal_lm(spec)))
+        return section.name, stop
+    spec = ModelSpec(section.name, section.config, seed=config.seed, trust_remote_code=trust)
     if section.config:
         sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
         sizes |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
         spec = replace(spec, config=sizes | section.config)
     model = load_causal_lm(spec)
-    stop = stop_ids(tokenizer, stop_token_ids(model))
     if section.warm_start.steps:
         loss = warm_start(
             model, tokenizer, prompts, section.warm_start, stop_id=tokenizer.eos_token_id, seed=config.seed
@@ -158,3 +157,14 @@ def _start_model(
         say(f"warm start: {section.warm_start.steps} supervised steps, last loss {loss:.3f} nats per token")
     save_hf(folder / "init", model, tokenizer, stop)
     return str(folder / "init"), stop
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Model folders by their full paths, since a worker's current folder is another."""
+    section = config.model
+    names = {key: _absolute(getattr(section, key)) for key in ("name", "tokenizer", "critic")}
+    return config.model_copy(update={"model": section.model_copy(update=names)})
+
+
+def _absolute(name: str | None) -> str | None:
+    return str(Path(name).resolve()) if name and Path(name).is_dir() else name

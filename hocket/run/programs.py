@@ -65,7 +65,8 @@ def detached(session: Session, placement: Detached, makers: list[Any], trainer: 
         while (unit := admission.next(stop=supervisor.check)) is not None:
             session.ledger.started(session.samples_of(unit))
             experience, rows = maker.send("make_unit", unit, at_least=admission.oldest(unit))
-            session.ledger.made(maker.get(rows, what=_name(unit)))
+            with session.ledger.failing(session.samples_of(unit)):
+                session.ledger.made(maker.get(rows, what=_name(unit)))
             buffer.put(unit.meta_info["step"], unit.meta_info["unit"], DataProtoFuture([experience]))
 
     def publish(version: int) -> None:

@@ -29,8 +29,10 @@ def start_colocated(session: Session, placement: Colocated) -> tuple[RayWorkerGr
         }
     )
     pool = RayResourcePool([1], cpus_per_worker=placement.cpus_per_worker, gpus_per_worker=placement.gpus_per_worker)
-    group = RayWorkerGroup(pool, bound, waiter=_waiter(session), name="worker-0")
+    waiter = _waiter(session)
+    group = RayWorkerGroup(pool, bound, waiter=waiter, name="worker-0")
     roles = group.spawn({"maker", "trainer"})
+    waiter.watch(*roles["maker"].where())
     return roles["maker"], roles["trainer"]
 
 
@@ -53,7 +55,7 @@ def start_detached(session: Session, placement: Detached, stop: Callable[[], Non
     ]
     trainer = actor(TrainerWorker, "trainer-0", gpus=placement.gpus_per_trainer, groups={"compute": 1})
     for role in (*makers, trainer):
-        role.get(role.send("__ray_ready__"), what="start", timeout=session.config.ray.start_timeout)
+        waiter.watch(*role.get(role.send("where"), what="start", timeout=session.config.ray.start_timeout))
     return makers, trainer
 
 

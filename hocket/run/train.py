@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from hocket.config import RunConfig
 from hocket.errors import HocketError
 from hocket.observe.console import make_console
-from hocket.run.cluster import demand, total
+from hocket.run.cluster import demand, demand_gpus, total
 from hocket.run.folder import RunFolder
 from hocket.run.prepare import prepare
 from hocket.run.programs import run_program
@@ -23,6 +23,8 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
 
     On an error or Ctrl-C the folder still gets what there is; the error is raised again.
     """
+    if config.ray.address is None:
+        demand_gpus(demand(config.placement))
     folder = RunFolder(config)
     title = f"{folder.name} · {config.algo.name} · {config.placement.kind}"
     with make_console(title=title, total_steps=config.trainer.max_steps, stream=stream or sys.stdout) as console:

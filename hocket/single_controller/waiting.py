@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +39,11 @@ class Waiter:
         self._logs = logs
         self._say = say
         self._stop = stop
+        self._processes: list[tuple[str, int]] = []
+
+    def watch(self, host: str, pid: int) -> None:
+        """A process whose stacks are wanted when a deadline passes; it writes them to its log at SIGUSR1."""
+        self._processes.append((host, pid))
 
     def get(self, ref: Any, *, who: str, what: str, timeout: float | None = None) -> Any:
         """The value of `ref`, which `who` is to give by doing `what`.
@@ -48,8 +57,9 @@ class Waiter:
             self._stop()
             waited = time.monotonic() - start
             if waited > limit:
+                self._ask_for_stacks()
                 raise WorkerDied(
-                    f"{who} did not answer within {limit:.0f} s while it was to {what}; the run ends. "
+                    f"{who} did not answer within {limit:.0f} s while it was to {what}; its stacks are in the log. "
                     f"If the work is that long, raise ray.call_timeout.{self._tail(who)}"
                 )
             if waited > _SAY_AFTER and not said:
@@ -71,6 +81,13 @@ class Waiter:
         if isinstance(cause, (ActorDiedError, ActorUnavailableError, WorkerCrashedError)):
             return WorkerDied(f"{who} died while it was to {what}: {_reason(cause)}{self._tail(who)}")
         return HocketError(f"{who} failed while it was to {what}: {type(cause).__name__}: {cause}{self._tail(who)}")
+
+    def _ask_for_stacks(self) -> None:
+        for host, pid in self._processes:
+            if host == socket.gethostname():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
+        time.sleep(1)  # the time to write them
 
     def _tail(self, who: str, lines: int = 20) -> str:
         log = self._logs / f"{who}.log" if self._logs else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from hocket.errors import PlacementError
+from hocket.single_controller.decorator import Dispatch, register
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -22,6 +24,11 @@ class Worker:
             raise PlacementError(f"found {present} in the environment but not {missing}; set all of them or none")
         self._rank = int(os.environ.get("RANK", "0"))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+
+    @register(Dispatch.RANK_ZERO)
+    def where(self) -> tuple[str, int]:
+        """Host name and process number."""
+        return socket.gethostname(), os.getpid()
 
     @property
     def rank(self) -> int:

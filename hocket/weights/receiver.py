@@ -41,6 +41,11 @@ class Receiver:
                     f"weights version {manifest.version} of {manifest.sender} is not newer than the committed "
                     f"version {self._newest}; a publisher counts versions up"
                 )
+            if self._arriving is not None and manifest.version < self._arriving.manifest.version:
+                raise WeightSyncError(
+                    f"weights version {manifest.version} of {manifest.sender} is older than version "
+                    f"{self._arriving.manifest.version}, which is arriving; a publisher counts versions up"
+                )
             self._arriving = _Staging(manifest)
 
     def chunk(self, version: int, index: int, data: Chunk) -> None:

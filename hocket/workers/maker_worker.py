@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +27,6 @@ class MakerWorker(Worker):
         super().__init__()
         set_up_process(log)
         self.maker = build_maker(blueprint, transport, index=index, device=device)
-
-    @register(Dispatch.RANK_ZERO)
-    def pid(self) -> int:
-        """The process."""
-        return os.getpid()
 
     @register(Dispatch.RANK_ZERO, blocking=False)
     def make(self, unit: DataProto, *, at_least: int = 0) -> DataProto:

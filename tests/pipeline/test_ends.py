@@ -26,13 +26,12 @@ def started(tmp_path):
     """A run in a process group of its own, past its first step; with all processes that belong to it."""
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "hocket", "train", *SMALL, f"run.dir={folder}"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    for line in process.stdout:
-        if line.startswith("step"):
-            break
-    assert process.poll() is None, process.stderr.read()
+    output = tmp_path / "stdout"
+    with output.open("w") as stdout:
+        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while "\nstep" not in output.read_text():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.2)
     family = psutil.Process(process.pid).children(recursive=True)
     yield process, folder, family
     for member in [*family, process]:
@@ -42,7 +41,6 @@ def started(tmp_path):
 
 def ended(process, family):
     """Exit code and stderr, when nothing of the run is left."""
-    process.stdout.close()
     errors = process.stderr.read()
     code = process.wait(60)
     left = psutil.wait_procs(family, timeout=5)[1]
@@ -52,7 +50,7 @@ def ended(process, family):
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_cleanly_and_writes_what_there_is(started, number):
     process, folder, family = started
     time.sleep(1)
@@ -75,7 +73,7 @@ def test_ctrl_c_ends_cleanly_and_writes_what_there_is(started, number):
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("role", ["maker-1", "trainer-0"])
+@pytest.mark.parametrize("role", ["maker-1", pytest.param("trainer-0", marks=pytest.mark.slow)])
 def test_a_killed_process_ends_the_run_by_name_and_cause(started, role):
     process, folder, family = started
     pid = int(re.search(r"process (\d+) started", (folder / "logs" / "latest" / f"{role}.log").read_text())[1])

@@ -75,9 +75,7 @@ def _check_files(folder):
     phases = {(span.role, span.name) for span in spans}
     assert {("maker-0", "generate"), ("maker-1", "reward"), ("trainer-0", "train"), ("trainer-0", "wait")} <= phases
     assert {"sync", "eval", "checkpoint", "reference"} <= {name for _, name in phases}
-    assert sorted(p.name for p in (folder / "samples").iterdir()) == [
-        f"step_{step:06d}.jsonl" for step in (1, 2, 4)
-    ]
+    assert sorted(p.name for p in (folder / "samples").iterdir()) == [f"step_{step:06d}.jsonl" for step in (1, 2, 4)]
     sample = json.loads((folder / "samples" / "step_000004.jsonl").read_text().splitlines()[0])
     assert set(sample) == {"step", "uid", "sample", "prompt", "completion", "answer", "score", "version"}
     page = (folder / "report.html").read_text()

@@ -50,7 +50,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "vllm": ("rollout/vllm.py",),
     "torch": (
         *("algorithms/*", "models/*", "rollout/*", "rewards/*", "weights/*", "roles/*", "workers/*"),
-        *("data/proto.py", "data/schema.py", "data/schedule.py", "run/prepare.py"),
+        *("data/proto.py", "data/schema.py", "data/schedule.py", "run/prepare.py", "run/cluster.py"),
     ),
     "typer": ("cli.py",),
     "plotly": ("observe/report.py",),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hocket.data.proto import DataProto
-from hocket.data.schema import EXPERIENCE, PROMPTS, ROLLOUTS, TRAIN_BATCH, check, collate, positions, trim
+from hocket.data.schema import EXPERIENCE, PROMPTS, ROLLOUTS, TRAIN_BATCH, check, collate, positions
 from hocket.errors import BatchError
 
 
@@ -88,9 +88,3 @@ def test_collate_copies_nothing_into_its_parts_and_needs_one():
     assert part.tensor("input_ids").shape == (1, 2)
     with pytest.raises(BatchError, match="empty list"):
         collate([])
-
-
-def test_trim_is_the_inverse_of_padding():
-    part = rollouts([2, 3], 3)
-    again = trim(collate([part, rollouts([6], 6)])[:2])
-    assert all(torch.equal(again.tensor(key), part.tensor(key)) for key in part.tensors())

@@ -14,9 +14,9 @@ from hocket.models.load import (
     load_causal_lm,
     load_scalar_model,
     load_tokenizer,
+    named_stop_ids,
     pad_token_id,
     save_hf,
-    stop_token_ids,
 )
 
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -56,7 +56,7 @@ def test_saved_models_load_with_equal_logits(tiny, tokenizer, tmp_path, kind, ti
     for again in (AutoModelForCausalLM.from_pretrained(tmp_path).eval(), load_causal_lm(ModelSpec(str(tmp_path)))):
         assert torch.equal(again(IDS).logits, model(IDS).logits)
         assert (again.get_input_embeddings().weight is again.get_output_embeddings().weight) == tied
-        assert stop_token_ids(again) == [1, 7]
+    assert named_stop_ids(str(tmp_path)) == [1, 7]
     assert AutoTokenizer.from_pretrained(tmp_path).encode("12") == tokenizer.encode("12")
 
 
@@ -73,6 +73,14 @@ def test_models_come_without_dropout_and_in_the_asked_dtype(tiny_config, saved):
     assert not load_causal_lm(ModelSpec(config=tiny_config("gpt2"))).training
     for spec in (ModelSpec(str(saved), dtype="bfloat16"), ModelSpec(config=tiny_config(), dtype="bfloat16")):
         assert {p.dtype for p in load_causal_lm(spec).parameters()} == {torch.bfloat16}
+
+
+def test_end_tokens_without_a_generation_config_are_the_configs(copy):
+    (copy / "generation_config.json").unlink()
+    assert named_stop_ids(str(copy)) == 1
+    (copy / "config.json").write_text("{")
+    with pytest.raises(DataError, match="cannot load model"):
+        named_stop_ids(str(copy))
 
 
 def test_missing_folder(saved):

@@ -58,7 +58,7 @@ def _names(figure: dict[str, Any]) -> list[str]:
 
 def test_a_finished_run_has_every_section(make_run: MakeRun) -> None:
     page = _page(make_run())
-    for part in ("sums--chars-2M--7", "detached, makers: 2, trainers: 1", "150 of 150", "0.071 → 0.921"):
+    for part in ("sums--chars-2M--7", "detached, 2 makers", "150 of 150", "0.071 → 0.921"):
         assert part in page.text
     for part in ("eval/accuracy", "wall time", "Ledger", "First samples · step 1", "Last samples · step 150"):
         assert part in page.text
@@ -181,7 +181,7 @@ def test_the_last_step_is_diagnosed(tmp_path: Path) -> None:
         ("placement: colocated\nseed: 1\n", "colocated"),
         (
             "seed: 1\nplacement:\n  kind: detached\n  makers: 3\n  edges: null\nalgo: x\n",
-            "detached, makers: 3",
+            "detached, 3 makers",
         ),
     ],
 )

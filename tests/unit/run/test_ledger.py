@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from hocket.errors import HocketError
+from hocket.errors import HocketError, RewardError
 from hocket.run.ledger import Ledger
 
 
@@ -14,7 +14,10 @@ def test_the_life_of_samples():
     ledger.started(8)
     ledger.made(8)
     ledger.trained(8)
-    ledger.failed(3)
+    with pytest.raises(RewardError), ledger.failing(3):
+        raise RewardError("broken")
+    with ledger.failing(2):
+        pass
     assert ledger.balance() == {
         "ledger/produced": 16.0,
         "ledger/trained": 8.0,
