@@ -15,6 +15,8 @@ from yaml import YAMLError
 
 from hocket.errors import ConfigError
 
+Bundle = dict[str, float]
+
 
 class Section(BaseModel):
     """Frozen, and unknown keys are errors. `run.name=7` is the text "7"."""
@@ -32,6 +34,11 @@ class Local(Section):
     threads_per_worker: int = Field(default=1, ge=1, description="torch threads of every computing thread")
     max_staleness: Literal[0] = Field(default=0, description="always 0: one process alternates")
 
+    @property
+    def bundles(self) -> list[Bundle]:
+        """None: there are no workers."""
+        return []
+
 
 class Colocated(Section):
     """Maker and trainer share one Ray worker process."""
@@ -41,6 +48,11 @@ class Colocated(Section):
     max_staleness: Literal[0] = Field(default=0, description="always 0: one process alternates")
     cpus_per_worker: float = Field(default=1, ge=0, description="CPUs that Ray reserves for the worker")
     gpus_per_worker: float = Field(default=0, ge=0, description="GPUs that Ray reserves for the worker")
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        """What Ray is to reserve, a bundle per worker process."""
+        return [{"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker}]
 
 
 class Detached(Section):
@@ -54,6 +66,13 @@ class Detached(Section):
     cpus_per_worker: float = Field(default=1, ge=0, description="CPUs that Ray reserves for each worker")
     gpus_per_maker: float = Field(default=0, ge=0, description="GPUs that Ray reserves for each maker")
     gpus_per_trainer: float = Field(default=0, ge=0, description="GPUs that Ray reserves for the trainer")
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        """What Ray is to reserve, a bundle per worker process."""
+        maker = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_maker}
+        trainer = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_trainer}
+        return [maker] * self.makers + [trainer] * self.trainers
 
 
 Placement = Annotated[Local | Colocated | Detached, Field(discriminator="kind")]

@@ -154,8 +154,8 @@ class Maker:
     def _reference_logprobs(self, experience: DataProto, reference: PreTrainedModel) -> DataProto:
         logprobs: Tensor = token_logprobs(
             reference,
-            experience.tensor("input_ids"),
-            experience.tensor("length"),
+            experience.tensor("input_ids").to(reference.device),
+            experience.tensor("length").to(reference.device),
             temperature=self._sampling.temperature,
         )["logprobs"]
-        return DataProto.from_dict({"reference_logprobs": logprobs})
+        return DataProto.from_dict({"reference_logprobs": logprobs.cpu()})

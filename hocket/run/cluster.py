@@ -19,30 +19,17 @@ from typing import Any
 import psutil
 import torch
 
-from hocket.config import Colocated, Detached, Placement
+from hocket.config import Bundle
 from hocket.errors import PlacementError
 
 
-def demand(placement: Placement) -> list[dict[str, float]]:
-    """What Ray is to reserve, a bundle per worker process; empty without Ray."""
-    match placement:
-        case Detached():
-            maker = {"CPU": placement.cpus_per_worker, "GPU": placement.gpus_per_maker}
-            trainer = {"CPU": placement.cpus_per_worker, "GPU": placement.gpus_per_trainer}
-            return [maker] * placement.makers + [trainer] * placement.trainers
-        case Colocated():
-            return [{"CPU": placement.cpus_per_worker, "GPU": placement.gpus_per_worker}]
-        case _:
-            return []
-
-
-def total(bundles: list[dict[str, float]]) -> dict[str, float]:
+def total(bundles: list[Bundle]) -> Bundle:
     """The sum of all bundles."""
     return {kind: sum(bundle[kind] for bundle in bundles) for kind in ("CPU", "GPU")}
 
 
 @contextmanager
-def cluster(address: str | None, bundles: list[dict[str, float]]) -> Generator[str, None, None]:
+def cluster(address: str | None, bundles: list[Bundle]) -> Generator[str, None, None]:
     """Connect to `address`, or start a private cluster; yields a line that says which.
 
     A private cluster has as many logical CPUs as cores, or as many as asked for; GPUs are never made up.
@@ -121,7 +108,7 @@ def _own_token(home: Path) -> None:
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
-def check_fits(bundles: list[dict[str, float]], there: Mapping[str, float], *, where: str) -> None:
+def check_fits(bundles: list[Bundle], there: Mapping[str, float], *, where: str) -> None:
     """PlacementError naming asked and available when the sum of `bundles` exceeds what is `there`."""
     asked = total(bundles)
     short = {kind: n for kind, n in asked.items() if n > there.get(kind, 0.0)}
@@ -152,7 +139,7 @@ def _demand_listener(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
 
 
-def demand_gpus(bundles: list[dict[str, float]]) -> None:
+def demand_gpus(bundles: list[Bundle]) -> None:
     """PlacementError when a private cluster could not give the GPUs that are asked for."""
     gpus = torch.cuda.device_count()
     check_fits(bundles, {"CPU": math.inf, "GPU": gpus}, where="this machine")

@@ -9,7 +9,7 @@ from hocket.config import Colocated, Detached, Local
 from hocket.roles.build import build_maker, build_trainer
 from hocket.roles.experience_buffer import ExperienceBuffer
 from hocket.run.admission import Admission
-from hocket.run.cluster import cluster, demand
+from hocket.run.cluster import cluster
 from hocket.run.session import Session
 from hocket.run.supervise import Supervisor
 from hocket.single_controller.future import DataProtoFuture
@@ -26,13 +26,13 @@ def run_program(session: Session) -> None:
         case Colocated():
             from hocket.run.start import start_colocated
 
-            with cluster(session.config.ray.address, demand(placement)) as where:
+            with cluster(session.config.ray.address, placement.bundles) as where:
                 session.console.header([where])
                 lockstep(session, *start_colocated(session, placement))
         case Detached():
             from hocket.run.start import start_detached
 
-            with cluster(session.config.ray.address, demand(placement)) as where:
+            with cluster(session.config.ray.address, placement.bundles) as where:
                 session.console.header([where])
                 supervisor = Supervisor()
                 detached(session, placement, *start_detached(session, placement, supervisor.check), supervisor)

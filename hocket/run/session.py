@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from statistics import fmean
@@ -19,6 +20,7 @@ from hocket.run.folder import RunFolder
 from hocket.run.ledger import Ledger
 from hocket.run.prepare import Prepared
 
+_LOG = logging.getLogger("hocket")
 _PHASES = {"generate": "generate", "reward": "reward", "train": "train", "sync": "sync", "wait": "wait_experience"}
 
 
@@ -87,6 +89,7 @@ class Session:
         record |= {"time/step": seconds, "tokens_per_s": metrics["tokens"] / seconds, "queue/depth": queue_depth}
         self._metrics.write({"step": step + 1, "time": time.time(), **record})
         self.console.step({"step": step + 1, **record})
+        _LOG.info("step %d: mean reward %.4f, %.2f s", step + 1, record["reward/mean"], seconds)
         self.summary["steps"] = step + 1
         self.summary.setdefault("reward", []).append(metrics["reward/mean"])
         for warning in diagnose(record):

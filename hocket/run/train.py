@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from hocket.config import RunConfig
 from hocket.errors import HocketError
 from hocket.observe.console import make_console
-from hocket.run.cluster import demand, demand_gpus, total
+from hocket.run.cluster import demand_gpus, total
 from hocket.run.folder import RunFolder
 from hocket.run.prepare import prepare
 from hocket.run.programs import run_program
 from hocket.run.session import Session
+
+_LOG = logging.getLogger("hocket")
 
 
 def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
@@ -24,11 +28,13 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
     On an error or Ctrl-C the folder still gets what there is; the error is raised again.
     """
     if config.ray.address is None:
-        demand_gpus(demand(config.placement))
+        demand_gpus(config.placement.bundles)
     folder = RunFolder(config)
     title = f"{folder.name} · {config.algo.name} · {config.placement.kind}"
-    with make_console(title=title, total_steps=config.trainer.max_steps, stream=stream or sys.stdout) as console:
-        logging.basicConfig(filename=folder.log("driver"), level=logging.INFO, force=True)
+    with ExitStack() as stack:
+        console = make_console(title=title, total_steps=config.trainer.max_steps, stream=stream or sys.stdout)
+        stack.enter_context(console)
+        stack.enter_context(_log_to(folder.log("driver")))
         console.header([f"run folder {_short(folder.path)}"])
         prepared = prepare(config, folder.path, console.note)
         console.header(prepared.facts)
@@ -37,7 +43,7 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
             run_program(session)
         except BaseException as error:
             session.summary["ended_by"] = error.message if isinstance(error, HocketError) else type(error).__name__
-            logging.getLogger("hocket").exception("the run ended early")
+            _LOG.exception("the run ended early")
             raise
         finally:
             session.close()
@@ -50,9 +56,23 @@ def check(config: RunConfig) -> list[str]:
         cold = config.model.warm_start.model_copy(update={"steps": 0})
         model = config.model.model_copy(update={"warm_start": cold})
         prepared = prepare(config.model_copy(update={"model": model}), Path(scratch), lambda text: None)
-    bundles = demand(config.placement)
+    bundles = config.placement.bundles
     asked = f"asks Ray for {len(bundles)} processes: {total(bundles)}" if bundles else "needs no Ray"
     return [*prepared.facts, f"placement {config.placement.kind} {asked}", "", config.to_yaml()]
+
+
+@contextmanager
+def _log_to(path: str) -> Generator[None, None, None]:
+    """hocket's own log records of this process go to `path`; nobody else's logging is touched."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _LOG.removeHandler(handler)
+        handler.close()
 
 
 def _short(path: Path) -> str:
