@@ -23,8 +23,8 @@ _SAY_AFTER = 10.0
 class Waiter:
     """Waits for results of workers of one run.
 
-    `say` is told once when a wait takes long; `logs` is the folder of the workers' logs; `stop` is asked
-    several times a second and may raise to end every wait.
+    `say` is told when a wait takes long, and twice as long as that kind of wait has taken before. `logs` is the
+    folder of the workers' logs. `stop` is asked several times a second and may raise to end every wait.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Waiter:
         self._say = say
         self._stop = stop
         self._processes: list[tuple[str, int]] = []
+        self._longest: dict[str, float] = {}
 
     def watch(self, host: str, pid: int) -> None:
         """A process whose stacks are wanted when a deadline passes; it writes them to its log at SIGUSR1."""
@@ -52,7 +53,8 @@ class Waiter:
         or did not answer in time, with the end of its log.
         """
         limit = timeout or self._timeout
-        start, said = time.monotonic(), False
+        kind = f"{who} {what.split()[0]}"
+        start, patience = time.monotonic(), max(_SAY_AFTER, 2 * self._longest.get(kind, 0.0))
         while not ray.wait([ref], timeout=_SLICE)[0]:
             self._stop()
             waited = time.monotonic() - start
@@ -62,9 +64,10 @@ class Waiter:
                     f"{who} did not answer within {limit:.0f} s while it was to {what}; its stacks are in the log. "
                     f"If the work is that long, raise ray.call_timeout.{self._tail(who)}"
                 )
-            if waited > _SAY_AFTER and not said:
+            if waited > patience:
                 self._say(f"waiting for {who} to {what} ({waited:.0f} s so far, at most {limit:.0f} s)")
-                said = True
+                patience = limit
+        self._longest[kind] = max(self._longest.get(kind, 0.0), time.monotonic() - start)
         self._stop()
         try:
             return ray.get(ref)
