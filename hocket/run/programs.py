@@ -59,7 +59,8 @@ def lockstep(session: Session, maker: Any, trainer: Any) -> None:
 def detached(session: Session, placement: Detached, makers: list[Any], trainer: Any, supervisor: Supervisor) -> None:
     """Makers and trainer at work at the same time; admission bounds how far apart they may be."""
     admission = Admission(session.units, steps=session.steps, max_staleness=placement.max_staleness)
-    buffer = ExperienceBuffer(units_per_step=session.units_per_step, timeout=session.config.ray.call_timeout)
+    # a maker that takes too long is found by its own deadline; this one is for what nobody foresaw
+    buffer = ExperienceBuffer(units_per_step=session.units_per_step, timeout=2 * session.config.ray.call_timeout)
 
     def make(maker: Any) -> None:
         while (unit := admission.next(stop=supervisor.check)) is not None:

@@ -59,6 +59,7 @@ class RayWorkerGroup:
         *,
         waiter: Waiter | None = None,
         name: str = "worker",
+        start_timeout: float = 300,
     ) -> None:
         if len(resource_pool.process_on_nodes) != 1:
             raise PlacementError(
@@ -73,7 +74,7 @@ class RayWorkerGroup:
             for rank in range(resource_pool.world_size)
         ]
         for worker in self.workers:
-            self._wait(worker.__ray_ready__.remote(), what="start")
+            self._wait(worker.__ray_ready__.remote(), what="start", timeout=start_timeout)
         self._bind({method: method for method in registered_methods(self._cls)})
 
     @property
@@ -103,8 +104,8 @@ class RayWorkerGroup:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(f"group {self.__dict__.get('_name', '?')!r} has no registered method {name!r}")
 
-    def _wait(self, ref: Any, *, what: str) -> Any:
-        return self._waiter.get(ref, who=self._name, what=what)
+    def _wait(self, ref: Any, *, what: str, timeout: float | None = None) -> Any:
+        return self._waiter.get(ref, who=self._name, what=what, timeout=timeout)
 
 
 @dataclass(frozen=True)

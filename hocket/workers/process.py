@@ -7,11 +7,13 @@ import logging
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 from hocket.models.load import quiet
 
 
+@cache  # two roles may share a process
 def set_up_process(log: str | None) -> None:
     """Send stdout, stderr and log records to `log`; SIGUSR1 writes the stacks of all threads into it."""
     quiet()

@@ -14,7 +14,6 @@ SETTINGS = {
                    "num_attention_heads": 2, "max_position_embeddings": 64},
     },
     "data": {"path": "recipe:digits_train.csv"},
-    "reward": "digits",
     "rollout": {"group_size": 2, "max_new_tokens": 4},
     "algo": {"name": "ppo", "kl_coef": 0.1},
     "trainer": {"max_steps": 1, "prompts_per_step": 4, "lr": 1e-3},
@@ -28,7 +27,9 @@ def device(request):
 
 
 def test_one_step(device, tmp_path):
-    prepared = prepare(parse_config(SETTINGS), tmp_path, lambda text: None)
+    reward = tmp_path / "distinct.py"
+    reward.write_text("def reward(completion):\n    return len(set(completion)) + completion.count('a')\n")
+    prepared = prepare(parse_config({**SETTINGS, "reward": str(reward)}), tmp_path, lambda text: None)
     maker = build_maker(prepared.blueprint, InProcess(), device=device)
     trainer = build_trainer(prepared.blueprint, InProcess(), device=device)
     maker.receive(*trainer.publish(0))
