@@ -4,13 +4,12 @@ import statistics
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -19,6 +18,8 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from hocket.observe.closing import Closing
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN = {
@@ -55,7 +56,7 @@ _PHASES = {
 }
 
 
-class RunConsole(ABC):
+class RunConsole(Closing):
     """Tells a person about a run. Every method may be called from any thread; a `with` closes it."""
 
     @abstractmethod
@@ -69,18 +70,6 @@ class RunConsole(ABC):
     @abstractmethod
     def note(self, text: str) -> None:
         """Show one sentence: what is waited for, or a diagnosis. The same one again is not repeated."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give the terminal back; a second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def make_console(*, title: str, total_steps: int, stream: TextIO | None = None) -> RunConsole:

@@ -4,16 +4,16 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from hocket.errors import DataError
+from hocket.observe.closing import Closing
 
 Value = float | int | str | None
 Record = Mapping[str, Value]
 
 
-class MetricsWriter:
+class MetricsWriter(Closing):
     """Appends records to a JSON Lines file; each is on disk, whole, when `write` returns.
 
     A file that a killed run left with half a line is mended first, so that a resumed run goes on behind it.
@@ -34,14 +34,6 @@ class MetricsWriter:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:

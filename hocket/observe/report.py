@@ -173,8 +173,8 @@ def _placement(config: str) -> str:
     section = found[1] if found else ""
     settings = dict(re.findall(r"(\w+): *(\w+)", section))
     kind = str(settings.get("kind", section.strip()))
-    facts = [f"{settings[name]} {name.replace('_', ' ')}" for name in ("makers", "max_staleness") if name in settings]
-    return ", ".join([kind, *facts]) if kind == "detached" else kind
+    makers = int(settings.get("makers", "1"))
+    return f"{kind}, {makers} maker{'s' * (makers != 1)}" if kind == "detached" else kind
 
 
 def _ledger(records: _Records) -> dict[str, Any]:

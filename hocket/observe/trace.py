@@ -10,8 +10,9 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from hocket.observe.closing import Closing
 
 Arg = int | float | str
 _RANKS = {"driver": 0, "trainer": 1, "maker": 2}
@@ -65,7 +66,7 @@ class Tracer:
             self._spans.append(Span(self.role, name, start, duration, args, thread))
 
 
-class TraceFile:
+class TraceFile(Closing):
     """A trace for chrome://tracing or Perfetto; each role is a track of its own.
 
     It is Chrome's *array* form, one event per line, because viewers accept an array without its end bracket:
@@ -104,14 +105,6 @@ class TraceFile:
             self._file.write(self._separator + json.dumps(event))
             self._separator = ",\n"
         self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_trace(path: Path | str) -> list[Span]:

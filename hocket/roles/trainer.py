@@ -150,8 +150,8 @@ class Trainer:
 
     def _optimizer_step(self, minibatch: list[Micro], *, step: int) -> dict[str, float]:
         """Accumulate gradients over micro-batches, then one step of each optimizer."""
-        counts = Counts.of(torch.cat([micro["response_mask"].flatten() for micro in minibatch])[None])
-        counts = Counts(tokens=counts.tokens, sequences=sum(Counts.of(m["response_mask"]).sequences for m in minibatch))
+        parts = [Counts.of(micro["response_mask"]) for micro in minibatch]
+        counts = Counts(tokens=sum(p.tokens for p in parts), sequences=sum(p.sequences for p in parts))
         metrics: dict[str, float] = {}
         for micro in minibatch:
             losses, facts = self._algorithm.loss(self._forward(micro), micro, counts)

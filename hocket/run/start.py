@@ -30,9 +30,7 @@ def start_colocated(session: Session, placement: Colocated) -> tuple[RayWorkerGr
     )
     pool = RayResourcePool([1], cpus_per_worker=placement.cpus_per_worker, gpus_per_worker=placement.gpus_per_worker)
     waiter = _waiter(session)
-    group = RayWorkerGroup(
-        pool, bound, waiter=waiter, name="worker-0", start_timeout=session.config.ray.start_timeout
-    )
+    group = RayWorkerGroup(pool, bound, waiter=waiter, name="worker-0", start_timeout=session.config.ray.start_timeout)
     roles = group.spawn({"maker", "trainer"})
     waiter.watch(*roles["maker"].where())
     return roles["maker"], roles["trainer"]

@@ -150,6 +150,8 @@ def test_answers_that_cannot_fit_the_model(make_config):
 
 def test_a_learning_rate_that_explodes_is_stopped_by_name(make_config):
     config = make_config(placement="local", trainer={"lr": 1e12, "max_steps": 20}, algo={"name": "grpo"})
-    with pytest.raises(HocketError, match=r"(step \d+: .* is (nan|inf))|(logits that are not finite).*lower trainer.lr"):
+    with pytest.raises(
+        HocketError, match=r"(step \d+: .* is (nan|inf))|(logits that are not finite).*lower trainer.lr"
+    ):
         run(config)
     shutil.rmtree(config.run.dir)
