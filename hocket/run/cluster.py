@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
@@ -59,15 +58,13 @@ def cluster(address: str | None, bundles: list[Bundle]) -> Generator[str, None, 
 def _private(*, cpus: int) -> Generator[str, None, None]:
     """A cluster on this machine that ends with the `with`; its files and its token are its own."""
     cores = len(os.sched_getaffinity(0))
-    home = Path(tempfile.mkdtemp(prefix="hocket-"))  # short: socket paths below it have a limit of 107 bytes
-    try:
-        _own_token(home)
-        _init(address="local", num_cpus=max(cores, cpus), include_dashboard=False, _temp_dir=str(home))
-        yield f"private Ray cluster with {max(cores, cpus)} logical CPUs on {cores} cores"
-    finally:
-        _shut_down()
-        os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-        shutil.rmtree(home, ignore_errors=True)
+    # a short path: those of the sockets below it have a limit of 107 bytes
+    with tempfile.TemporaryDirectory(prefix="hocket-", ignore_cleanup_errors=True) as home, _own_token(Path(home)):
+        try:
+            _init(address="local", num_cpus=max(cores, cpus), include_dashboard=False, _temp_dir=home)
+            yield f"private Ray cluster with {max(cores, cpus)} logical CPUs on {cores} cores"
+        finally:
+            _shut_down()
 
 
 def _init(**options: Any) -> None:
@@ -100,12 +97,18 @@ def _is_ray(process: psutil.Process) -> bool:
         return False
 
 
-def _own_token(home: Path) -> None:
+@contextmanager
+def _own_token(home: Path) -> Generator[None, None, None]:
     """A token that only this cluster accepts; Ray's own goes into HOME, readable by everybody."""
-    token = home / "token"
+    token, before = home / "token", os.environ.get("RAY_AUTH_TOKEN_PATH")
     with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+    try:
+        yield
+    finally:
+        os.environ.pop("RAY_AUTH_TOKEN_PATH")
+        os.environ |= {"RAY_AUTH_TOKEN_PATH": before} if before else {}
 
 
 def check_fits(bundles: list[Bundle], there: Mapping[str, float], *, where: str) -> None:
