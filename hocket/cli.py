@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -42,8 +43,10 @@ def train(
     from hocket.config import load_config
 
     config = load_config(*_recipe(words or []))
+    signal.signal(signal.SIGINT, _leave)  # some libraries swallow a Ctrl-C while they are imported
     from hocket.run.train import check, train  # heavy: only when the config is right
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if dry_run:
         for line in check(config):
             typer.echo(line)
@@ -88,6 +91,10 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             typer.echo(note, err=True)
         sys.exit(error.exit_code)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(130)  # nothing was started
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -16,12 +16,13 @@ from yaml import YAMLError
 from hocket.errors import ConfigError
 
 Bundle = dict[str, float]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
     """Frozen, and unknown keys are errors. `run.name=7` is the text "7"."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 # --- placement: a value; exactly one `match` in the code (run/programs.py) looks at it -----------------
@@ -178,7 +179,7 @@ class TrainerSection(Section):
     critic_lr: float | None = Field(default=None, gt=0, description="default: 5 x lr")
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 

@@ -58,6 +58,11 @@ def describe_template(tokenizer: Tokenizer, template: str = "auto") -> str:
     return f"{words} (data.template={template})"
 
 
+def prompt_text(prompt: str | list[Message]) -> str:
+    """A prompt as one text: what rewards get as `prompt`. The turns of a conversation stand below one another."""
+    return prompt if isinstance(prompt, str) else "\n".join(str(turn["content"]) for turn in prompt)
+
+
 def stop_ids(tokenizer: Tokenizer, generation_config_eos: int | Sequence[int] | None) -> tuple[int, ...]:
     """All token ids that end a response: the tokenizer's EOS, then those of the generation config.
 

@@ -38,8 +38,8 @@ class PromptRow:
 
     @property
     def reward_columns(self) -> dict[str, object]:
-        """What a reward function may ask for: all columns, and the chosen answer as text under `answer`."""
-        return {**self.columns, "answer": self.answer}
+        """What a reward function may ask for: all columns, the chosen prompt and answer under those names."""
+        return {**self.columns, "prompt": self.prompt, "answer": self.answer}
 
 
 @dataclass(frozen=True)

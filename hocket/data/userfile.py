@@ -34,6 +34,8 @@ def load_file(path: Path, *, what: str) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         cause = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            cause += " (only the file itself travels to workers; a helper beside it must be on PYTHONPATH)"
         raise ConfigError(f"the {what} file {path} raised on import, line {_line_in(path, error)}: {cause}") from error
     cloudpickle.register_pickle_by_value(module)
     return module

@@ -118,6 +118,7 @@ def save_hf(
     if model.can_generate():
         model.generation_config = GenerationConfig(eos_token_id=list(stop_ids), pad_token_id=tokenizer.pad_token_id)
     quiet()
+    tokenizer.padding_side = "left"  # what `generate` needs when a user batches prompts
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -215,6 +216,12 @@ def _dtype(name: str) -> torch.dtype:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def named_positions(name: str, *, trust_remote_code: bool = False) -> int | None:
+    """How many positions the model's config allows; None when it names no limit."""
+    config = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+    return cast(int | None, getattr(config, "max_position_embeddings", None))
 
 
 def named_stop_ids(name: str, *, trust_remote_code: bool = False) -> int | list[int] | None:

@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a live panel on a terminal, one plain line per step elsewhere."""
 
+import io
 import statistics
 import sys
 import threading
@@ -110,8 +111,11 @@ class PlainConsole(RunConsole):
 
     def _print(self, text: str) -> None:
         with self._lock:
-            self._stream.write(text + "\n")
-            self._stream.flush()
+            try:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+            except BrokenPipeError:  # nobody reads any more (`| head`); the run goes on
+                self._stream = io.StringIO()
 
 
 class LiveConsole(RunConsole):

@@ -81,7 +81,7 @@ _ALARMS: tuple[tuple[Callable[[_Numbers], bool], str], ...] = (
     (
         lambda m: m["group/zero_std_frac"] >= 0.95,
         "group/zero_std_frac {group/zero_std_frac:.2f}: rewards are the same within almost every group, so "
-        "nothing is being learned; use harder or easier prompts, or larger groups.",
+        "an algorithm that compares the answers to one prompt learns nothing; use other prompts, or larger groups.",
     ),
     (
         lambda m: m["len/truncated_frac"] >= 0.9,
@@ -95,7 +95,7 @@ _ALARMS: tuple[tuple[Callable[[_Numbers], bool], str], ...] = (
     (
         lambda m: m["mismatch/abs_mean"] > 1e-4 and m["staleness/max"] == 0,
         "mismatch/abs_mean {mismatch/abs_mean:.2g} at staleness 0: maker and trainer disagree about the same "
-        "weights; check temperature, dtype and dropout.",
+        "weights; check top_k and top_p (off unless wanted), model.dtype, temperature, dropout.",
     ),
     (
         # An unbiased estimate dips a little below zero by chance; only what is beyond that is a fault.

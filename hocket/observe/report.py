@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,9 @@ def _headline(run: _Run) -> list[tuple[str, str]]:
     cards = [("steps", f"{steps} of {total}" if total else steps)]
     for name in ["reward/mean", *_evals(run.records)]:
         values = _values(run.records, name)
-        if values:
-            ends = dict.fromkeys(f"{value:.3f}" for value in (values[0], values[-1]))
+        if values:  # single steps are noisy: first and last tenth
+            tenth = max(1, len(values) // 10)
+            ends = dict.fromkeys(f"{statistics.fmean(part):.3f}" for part in (values[:tenth], values[-tenth:]))
             cards.append((name.removesuffix("/mean"), " → ".join(ends)))
     times = _values(run.records, "time")
     if times:
@@ -224,7 +226,11 @@ def _reward(records: _Records) -> list[_Trace]:
         *line("reward/std", "± std", _INK, y=high, fill="tonexty", fillcolor="rgba(245,158,11,.16)", **edge),
         *line("reward/mean", "each step", "rgba(245,158,11,.5)"),
         *line("reward/mean", f"mean of {window}", "#d97706", y=mean, line={"color": "#d97706", "width": 3}),
-        *(trace for name in _evals(records) for trace in line(name, name, "#ec4899", mode="lines+markers")),
+        *(
+            trace
+            for name, colour in zip(_evals(records), cycle(("#ec4899", "#0ea5e9", "#22c55e")))
+            for trace in line(name, name, colour, mode="lines+markers")
+        ),
     ]
 
 

@@ -8,6 +8,7 @@ name is a column of the prompt file, where `answer` always exists.
 import importlib
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,15 @@ class Reward:
         self._per_batch = "completions" in self._parameters
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
 
-    def check(self, columns: Iterable[str]) -> None:
-        """Raise `ConfigError` when the function requires a column that is not among `columns`."""
+    def check(self, columns: Iterable[str], *, answers: bool = True) -> None:
+        """Raise `ConfigError` when the function requires a column that is not among `columns`, or the answer
+        although there are no `answers`."""
         found = list(columns)
+        if not answers and "answer" in self._required():
+            raise ConfigError(
+                f"reward {self.name} needs answers, but none of the columns {', '.join(found)} is known as one; "
+                f"name it with data.answer_key"
+            )
         missing = [name for name in self._required() if name not in {"answer", *self._given, *found}]
         if missing:
             raise ConfigError(
@@ -129,12 +136,20 @@ class Reward:
             arguments = {name: value for name, value in arguments.items() if name in self._parameters}
         try:
             return self.function(**arguments)
-        except Exception as error:
-            raise RewardError(f"{where} raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise RewardError(f"{where} raised {type(error).__name__}{self._line(error)}: {error}") from error
+
+    def _line(self, error: BaseException) -> str:
+        """Where in the function's own file; inside a worker the file has no name, but its lines have numbers."""
+        file = getattr(getattr(self.function, "__code__", None), "co_filename", None)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        return f" in line {lines[-1]}" if lines else ""
 
     def _numbers(self, result: object, where: str) -> dict[str, float]:
         """The result of one sample as finite numbers by name, `score` among them."""
         by_name = result if isinstance(result, Mapping) else {"score": result}
+        if "reward" in by_name:
+            raise RewardError(f"{where} returned a metric named 'reward', which is the score's own; rename it")
         if "score" not in by_name:
             raise RewardError(f"{where} returned {_show(result)}; a dict must have the key 'score'")
         return {str(name): _finite(value, f"{where} returned {name}") for name, value in by_name.items()}

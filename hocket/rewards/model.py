@@ -33,7 +33,8 @@ class ModelReward:
         self, prompts: Sequence[str], completions: Sequence[str], rows: Sequence[Row], uids: Sequence[str]
     ) -> Scores:
         """Score B completions with the head's value at the last token."""
-        texts = [self._ids(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        turns = [row.get("prompt", prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        texts = [self._ids(*both) for both in zip(turns, prompts, completions, strict=True)]
         length = torch.tensor([len(ids) for ids in texts])
         batch = torch.zeros(len(texts), int(length.max()), dtype=torch.int64)
         for i, ids in enumerate(texts):
@@ -41,8 +42,9 @@ class ModelReward:
         scores: Tensor = sequence_scores(self._model, batch, length)
         return Scores(scores.tolist(), {})
 
-    def _ids(self, prompt: str, completion: str) -> list[int]:
+    def _ids(self, asked: Any, prompt: str, completion: str) -> list[int]:
         if not self._tokenizer.chat_template:
             return self._tokenizer.encode(prompt + completion)
-        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        before = asked if isinstance(asked, list) else [{"role": "user", "content": prompt}]
+        turns = [*before, {"role": "assistant", "content": completion}]
         return cast(list[int], cast(Any, self._tokenizer).apply_chat_template(turns, return_dict=False))

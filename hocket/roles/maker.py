@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hocket.data.chat import prompt_text
 from hocket.data.proto import DataProto
 from hocket.data.schema import EXPERIENCE, check
 from hocket.models.policy import token_logprobs
@@ -117,7 +118,7 @@ class Maker:
 
     def _score(self, rollouts: DataProto) -> DataProto:
         rows = [dict(row) for row in rollouts.non_tensor_batch["row"]]
-        prompts = [str(row.get("prompt", "")) for row in rows]
+        prompts = [prompt_text(row["prompt"]) for row in rows]
         completions = self._decode(rollouts)
         uids = [str(uid) for uid in rollouts.non_tensor_batch["uid"]]
         scores = self._reward(prompts, completions, rows, uids)

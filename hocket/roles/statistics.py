@@ -48,11 +48,12 @@ def add_up(total: dict[str, float], part: Mapping[str, float]) -> None:
 
 
 def _constant_groups(score: Tensor, group: Tensor) -> Tensor:
-    """Share of groups whose scores are all equal: nothing is learned from them."""
+    """Share of groups of two or more whose scores are all equal: comparing their answers teaches nothing."""
     count = int(group.max()) + 1
     high = torch.full((count,), -torch.inf).scatter_reduce(0, group, score, "amax")
     low = torch.full((count,), torch.inf).scatter_reduce(0, group, score, "amin")
-    return (high == low).float().mean()
+    compared = torch.bincount(group, minlength=count) > 1
+    return (high == low)[compared].float().mean() if compared.any() else torch.zeros(())
 
 
 def _explained(values: Tensor, returns: Tensor) -> Tensor:

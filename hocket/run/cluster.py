@@ -20,6 +20,7 @@ import torch
 
 from hocket.config import Bundle
 from hocket.errors import PlacementError
+from hocket.run.signals import uninterrupted
 
 
 def total(bundles: list[Bundle]) -> Bundle:
@@ -64,7 +65,8 @@ def _private(*, cpus: int) -> Generator[str, None, None]:
             _init(address="local", num_cpus=max(cores, cpus), include_dashboard=False, _temp_dir=home)
             yield f"private Ray cluster with {max(cores, cpus)} logical CPUs on {cores} cores"
         finally:
-            _shut_down()
+            with uninterrupted():
+                _shut_down()
 
 
 def _init(**options: Any) -> None:

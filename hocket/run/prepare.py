@@ -16,8 +16,16 @@ from hocket.data.chat import describe_template, stop_ids
 from hocket.data.prompts import PromptTable, read_prompts
 from hocket.data.schedule import Prompt, PromptSchedule, tokenize
 from hocket.data.userfile import load_file
-from hocket.errors import ConfigError
-from hocket.models.load import ModelSpec, check_model_folder, load_causal_lm, load_tokenizer, named_stop_ids, save_hf
+from hocket.errors import ConfigError, DataError
+from hocket.models.load import (
+    ModelSpec,
+    check_model_folder,
+    load_causal_lm,
+    load_tokenizer,
+    named_positions,
+    named_stop_ids,
+    save_hf,
+)
 from hocket.rewards.adapters import Reward, load_reward
 from hocket.rewards.builtin import BUILTIN
 from hocket.roles.build import Blueprint
@@ -27,47 +35,78 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 @dataclass(frozen=True)
+class Checked:
+    """The input of a run, read and found right; nothing is made yet."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    reward: Reward | str
+    tokenizer: Any
+    prompts: list[Prompt]
+    held_out: list[Prompt]
+    stop_ids: tuple[int, ...]
+    facts: list[str]
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start: how to build its roles, its prompts, and lines for the header."""
+    """A run that is ready to start: how to build its roles, and its prompts."""
 
     blueprint: Blueprint
     schedule: PromptSchedule
     held_out: PromptSchedule | None
-    facts: list[str]
 
 
-def prepare(config: RunConfig, folder: Path, say: Callable[[str], None]) -> Prepared:
-    """Read data, reward, algorithm and model; warm-start a fresh model into `folder`/init.
+def check_input(config: RunConfig) -> Checked:
+    """Read data, reward, algorithm and tokenizer, and whatever of the model can be seen without its weights.
 
     Raises ConfigError or DataError for whatever is wrong with the input.
     """
-    torch.set_num_threads(config.placement.threads_per_worker)
     config = _with_absolute_paths(config)
     table = _table(config, config.data.path)
     held_out = _table(config, config.eval.path) if config.eval.path else None
-    reward = _reward(config, table)
-    algorithm = build_algorithm(config)
-    if config.model.name:
-        check_model_folder(config.model.name)
-    tokenizer: Any = load_tokenizer(config.model.tokenizer, model=config.model.name)
+    reward, algorithm, section = _reward(config, table), build_algorithm(config), config.model
+    for name in (section.name, section.critic):
+        if name:
+            check_model_folder(name)
+    tokenizer: Any = load_tokenizer(section.tokenizer, model=section.name)
     prompts, overlong = _tokenize(config, table, tokenizer)
-    model, stop = _start_model(config, tokenizer, prompts, folder, say)
+    trust = section.trust_remote_code
+    stop = stop_ids(tokenizer, named_stop_ids(section.name, trust_remote_code=trust) if section.name else None)
+    _check_sizes(config, prompts, len(tokenizer))
     facts = [
         table.notice + (f"; dropped {overlong} overlong prompts" if overlong else ""),
         f"prompts: {describe_template(tokenizer, config.data.template)}; a response ends at token {list(stop)}",
         config.arithmetic(),
     ]
+    evaluated = _tokenize(config, held_out, tokenizer)[0][: config.eval.prompts] if held_out else []
+    return Checked(config, algorithm, reward, tokenizer, prompts, evaluated, stop, facts)
+
+
+def prepare(checked: Checked, folder: Path, say: Callable[[str], None]) -> Prepared:
+    """Make the model that the run starts from, where it is not there already: fresh or warm-started, in
+    `folder`/init."""
+    config, held_out = checked.config, checked.held_out
+    torch.set_num_threads(config.placement.threads_per_worker)
+    model = _start_model(checked, folder, say)
     return Prepared(
-        Blueprint(config=config, model=model, algorithm=algorithm, reward=reward, stop_ids=stop),
+        Blueprint(
+            config=config,
+            model=model,
+            algorithm=checked.algorithm,
+            reward=checked.reward,
+            stop_ids=checked.stop_ids,
+        ),
         PromptSchedule(
-            prompts,
+            checked.prompts,
             seed=config.seed,
             prompts_per_step=config.trainer.prompts_per_step,
             prompts_per_unit=config.rollout.unit_prompts,
             shuffle=config.data.shuffle,
         ),
-        _held_out(config, held_out, tokenizer),
-        facts,
+        PromptSchedule(held_out, seed=config.seed, prompts_per_step=len(held_out), prompts_per_unit=32, shuffle=False)
+        if held_out
+        else None,
     )
 
 
@@ -75,6 +114,8 @@ def build_algorithm(config: RunConfig) -> Algorithm:
     """The algorithm that `config.algo` names: a preset, or a class in a file. Raises ConfigError."""
     algo = config.algo
     settings = algo.chosen()
+    if algo.name.endswith(".py"):
+        raise ConfigError(f"algo.name={algo.name} names a file; write {algo.name}:Class")
     if ".py:" in algo.name:
         algorithm = _from_file(algo.name, settings)
     else:
@@ -120,7 +161,7 @@ def _reward(config: RunConfig, table: PromptTable) -> Reward | str:
         check_model_folder(name)
         return str(Path(name).resolve())
     reward = load_reward(name)
-    reward.check(table.columns)
+    reward.check(table.columns, answers=table.answer_key is not None)
     return reward
 
 
@@ -129,22 +170,29 @@ def _tokenize(config: RunConfig, table: PromptTable, tokenizer: Any) -> tuple[li
     return tokenize(table, tokenizer, template=data.template, system=data.system, max_tokens=data.max_prompt_tokens)
 
 
-def _held_out(config: RunConfig, table: PromptTable | None, tokenizer: Any) -> PromptSchedule | None:
-    if table is None:
-        return None
-    prompts = _tokenize(config, table, tokenizer)[0][: config.eval.prompts]
-    return PromptSchedule(prompts, seed=config.seed, prompts_per_step=len(prompts), prompts_per_unit=32, shuffle=False)
+def _check_sizes(config: RunConfig, prompts: list[Prompt], vocabulary: int) -> None:
+    """Prompt and answer must fit the positions of the model, and its vocabulary the tokenizer's."""
+    section = config.model
+    named = named_positions(section.name, trust_remote_code=section.trust_remote_code) if section.name else None
+    room = named or section.config.get("max_position_embeddings")
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if room is not None and longest + config.rollout.max_new_tokens > room:
+        raise DataError(
+            f"a prompt of {longest} tokens and rollout.max_new_tokens={config.rollout.max_new_tokens} exceed the "
+            f"model's {room} positions; lower max_new_tokens or set data.max_prompt_tokens"
+        )
+    if (found := section.config.get("vocab_size", vocabulary)) < vocabulary:
+        raise ConfigError(
+            f"model.config.vocab_size={found} is smaller than the tokenizer's {vocabulary} tokens; leave it out"
+        )
 
 
-def _start_model(
-    config: RunConfig, tokenizer: Any, prompts: list[Prompt], folder: Path, say: Callable[[str], None]
-) -> tuple[str, tuple[int, ...]]:
-    """Folder or id of the model that the run starts from, and its stop tokens."""
-    section, trust = config.model, config.model.trust_remote_code
-    stop = stop_ids(tokenizer, named_stop_ids(section.name, trust_remote_code=trust) if section.name else None)
+def _start_model(checked: Checked, folder: Path, say: Callable[[str], None]) -> str:
+    """Folder or id of the model that the run starts from."""
+    config, section, tokenizer = checked.config, checked.config.model, checked.tokenizer
     if section.name and not section.warm_start.steps:
-        return section.name, stop
-    spec = ModelSpec(section.name, section.config, seed=config.seed, trust_remote_code=trust)
+        return section.name
+    spec = ModelSpec(section.name, section.config, seed=config.seed, trust_remote_code=section.trust_remote_code)
     if section.config:
         sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
         sizes |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -152,11 +200,16 @@ def _start_model(
     model = load_causal_lm(spec)
     if section.warm_start.steps:
         loss = warm_start(
-            model, tokenizer, prompts, section.warm_start, stop_id=tokenizer.eos_token_id, seed=config.seed
+            model,
+            tokenizer,
+            checked.prompts,
+            section.warm_start,
+            stop_id=tokenizer.eos_token_id,
+            seed=config.seed,
         )
         say(f"warm start: {section.warm_start.steps} supervised steps, last loss {loss:.3f} nats per token")
-    save_hf(folder / "init", model, tokenizer, stop)
-    return str(folder / "init"), stop
+    save_hf(folder / "init", model, tokenizer, checked.stop_ids)
+    return str(folder / "init")
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:

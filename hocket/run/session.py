@@ -127,7 +127,7 @@ class Session:
         return spans
 
     def _say_once(self, text: str) -> None:
-        kind = text.split(":")[0]
+        kind = text.split()[0]
         if kind not in self._said:
             self._said.add(kind)
             self.console.note(text)

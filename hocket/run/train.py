@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import tempfile
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,9 +14,10 @@ from hocket.errors import HocketError
 from hocket.observe.console import make_console
 from hocket.run.cluster import demand_gpus, total
 from hocket.run.folder import RunFolder
-from hocket.run.prepare import prepare
+from hocket.run.prepare import check_input, prepare
 from hocket.run.programs import run_program
 from hocket.run.session import Session
+from hocket.run.signals import uninterrupted
 
 _LOG = logging.getLogger("hocket")
 
@@ -29,6 +29,7 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
     """
     if config.ray.address is None:
         demand_gpus(config.placement.bundles)
+    checked = check_input(config)
     folder = RunFolder(config)
     title = f"{folder.name} · {config.algo.name} · {config.placement.kind}"
     with ExitStack() as stack:
@@ -36,8 +37,8 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
         stack.enter_context(console)
         stack.enter_context(_log_to(folder.log("driver")))
         console.header([f"run folder {_short(folder.path)}"])
-        prepared = prepare(config, folder.path, console.note)
-        console.header(prepared.facts)
+        console.header(checked.facts)
+        prepared = prepare(checked, folder.path, console.note)
         session = Session(config, folder, prepared, console)
         try:
             run_program(session)
@@ -46,19 +47,16 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
             _LOG.exception("the run ended early")
             raise
         finally:
-            session.close()
+            with uninterrupted():
+                session.close()
     return session.summary
 
 
 def check(config: RunConfig) -> list[str]:
     """What `train` would find and do, without a model, a process or a run folder; ConfigError, DataError if not."""
-    with tempfile.TemporaryDirectory() as scratch:
-        cold = config.model.warm_start.model_copy(update={"steps": 0})
-        model = config.model.model_copy(update={"warm_start": cold})
-        prepared = prepare(config.model_copy(update={"model": model}), Path(scratch), lambda text: None)
     bundles = config.placement.bundles
     asked = f"asks Ray for {len(bundles)} processes: {total(bundles)}" if bundles else "needs no Ray"
-    return [*prepared.facts, f"placement {config.placement.kind} {asked}", "", config.to_yaml()]
+    return [*check_input(config).facts, f"placement {config.placement.kind} {asked}", "", config.to_yaml()]
 
 
 @contextmanager

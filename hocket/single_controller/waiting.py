@@ -101,13 +101,15 @@ class Waiter:
 
 
 def _reason(error: BaseException) -> str:
-    """What ended a process, from Ray's long text."""
+    """What ended a process, from Ray's long text, which guesses more than it knows."""
     text = str(error)
     if "creation task" in text or "__init__" in text:
         return text.strip().splitlines()[-1]
-    if "SIGKILL" in text or "OOM" in text or "exit code 137" in text:
-        return "the process was killed (SIGKILL); if nobody did, the machine ran out of memory"
-    for line in text.splitlines():
-        if "exit" in line.lower() or "cause" in line.lower():
-            return line.strip()
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if "INTENDED_USER_EXIT" in text:
+        return "the code that it ran asked the process to exit"
+    if "connection error code 2" in text or "SIGKILL" in text:
+        return (
+            "the process ended without a word: killed (SIGKILL, as the kernel does when memory runs out), crashed in "
+            "native code, or ended by the code that it ran"
+        )
+    return (text.strip() or type(error).__name__).splitlines()[0]

@@ -4,7 +4,7 @@ import pytest
 
 from hocket.config import parse_config
 from hocket.roles.build import build_maker, build_trainer
-from hocket.run.prepare import prepare
+from hocket.run.prepare import check_input, prepare
 from hocket.weights.transport import InProcess
 
 SETTINGS = {
@@ -29,7 +29,7 @@ def device(request):
 def test_one_step(device, tmp_path):
     reward = tmp_path / "distinct.py"
     reward.write_text("def reward(completion):\n    return len(set(completion)) + completion.count('a')\n")
-    prepared = prepare(parse_config({**SETTINGS, "reward": str(reward)}), tmp_path, lambda text: None)
+    prepared = prepare(check_input(parse_config({**SETTINGS, "reward": str(reward)})), tmp_path, lambda text: None)
     maker = build_maker(prepared.blueprint, InProcess(), device=device)
     trainer = build_trainer(prepared.blueprint, InProcess(), device=device)
     maker.receive(*trainer.publish(0))

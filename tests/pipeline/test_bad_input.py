@@ -1,6 +1,7 @@
 """Bad input gets a clear error, in every placement that meets it, and nothing is lost or left behind."""
 
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import ConfigError, DataError, HocketError, PlacementError, RewardError
-from hocket.run.train import train
+from hocket.run.train import check, train
 
 REWARDS = {
     "raises": ("def reward(completion, answer):\n    return [][1]\n", "reward.*raised IndexError"),
@@ -112,6 +113,39 @@ def test_an_attached_cluster_that_is_too_small(make_config, ray_address):
     config = make_config(placement="detached(makers=7)", ray={"address": ray_address})
     with pytest.raises(PlacementError, match="8 CPUs asked, 4 available"):
         run(config)
+
+
+def test_the_chosen_prompt_reaches_the_reward_whatever_its_column_is_called(make_config, tmp_path):
+    (tmp_path / "q.csv").write_text("question,answer,prompt\nsort 21:,12,wrong\nsort 31:,13,wrong\n")
+    (tmp_path / "asks.py").write_text("def reward(prompt, completion):\n    return float(prompt.startswith('sort'))\n")
+    config = make_config(
+        placement="local",
+        data={"path": str(tmp_path / "q.csv"), "prompt_key": "question"},
+        reward=str(tmp_path / "asks.py"),
+        trainer={"max_steps": 1},
+        eval={"path": None, "prompts": None},
+    )
+    assert run(config)["reward_last_tenth"] == 1.0
+    sample = json.loads((Path(config.run.dir) / "samples" / "step_000001.jsonl").read_text().splitlines()[0])
+    assert sample["prompt"].startswith("sort")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"rollout": {"max_new_tokens": 60}}, "64 positions"),
+        ({"model": {"critic": "./none"}}, "does not exist"),
+        ({"model": {"config": {"model_type": "llama", "vocab_size": 3}}}, "vocab_size=3 is smaller"),
+        ({"algo": {"name": "mine.py"}}, "mine.py:Class"),
+    ],
+)
+def test_what_can_be_seen_before_the_start_leaves_no_folder(make_config, sections, message):
+    config = make_config(placement="local", **sections)
+    with pytest.raises((ConfigError, DataError), match=message):
+        check(config)
+    with pytest.raises((ConfigError, DataError), match=message):
+        run(config)
+    assert not Path(config.run.dir).exists(), "the name is free for the next try"
 
 
 def test_an_address_where_nobody_answers(make_config):

@@ -131,7 +131,7 @@ def test_asked_columns_win_and_all_columns_stay(tmp_path: Path) -> None:
     (row,) = read_prompts(path, prompt_key="answer", answer_key="b").rows
     assert (row.prompt, row.answer) == ("a", "007")
     assert row.columns == {"prompt": "p", "answer": "a", "b": "007"}
-    assert row.reward_columns == {"prompt": "p", "answer": "007", "b": "007"}
+    assert row.reward_columns == {"prompt": "a", "answer": "007", "b": "007"}, "the chosen ones, by their roles"
 
 
 def test_no_prompt_column_lists_columns_first_row_and_keys(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 
 from hocket.errors import DataError
+from hocket.observe.metrics import read_metrics
 from hocket.observe.report import write_report
 
 MakeRun = Callable[..., Path]
@@ -57,8 +59,11 @@ def _names(figure: dict[str, Any]) -> list[str]:
 
 
 def test_a_finished_run_has_every_section(make_run: MakeRun) -> None:
-    page = _page(make_run())
-    for part in ("sums--chars-2M--7", "detached, 2 makers", "150 of 150", "0.071 → 0.921"):
+    run = make_run()
+    page = _page(run)
+    rewards = [r["reward/mean"] for r in read_metrics(run / "metrics.jsonl") if "reward/mean" in r]
+    rise = f"{fmean(rewards[:15]):.3f} → {fmean(rewards[-15:]):.3f}"
+    for part in ("sums--chars-2M--7", "detached, 2 makers", "150 of 150", rise):
         assert part in page.text
     for part in ("eval/accuracy", "wall time", "Ledger", "First samples · step 1", "Last samples · step 150"):
         assert part in page.text

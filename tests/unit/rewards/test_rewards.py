@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -208,7 +209,8 @@ def test_an_exception_carries_function_sample_completion_and_cause() -> None:
     with pytest.raises(RewardError) as caught:
         score(Reward(f), "1", "z" * 300)
     message = caught.value.message
-    assert message.startswith(f"reward f on sample u1 (completion '{'z' * 200}') raised ValueError: could not convert")
+    where = re.escape(f"reward f on sample u1 (completion '{'z' * 200}')")
+    assert re.match(rf"{where} raised ValueError in line \d+: could not convert", message)
     assert isinstance(caught.value.__cause__, ValueError)
     assert pickle.loads(pickle.dumps(caught.value)).message == message
 
@@ -368,5 +370,27 @@ def test_number_compares_the_last_number(completion: str, answer: str, right: bo
 
 @pytest.mark.parametrize("answer", ["", "abc", "NaN", "inf"])
 def test_number_refuses_an_answer_that_is_none(answer: str) -> None:
-    with pytest.raises(RewardError, match=r"raised ValueError: the answer .* is not a number; use reward=exact"):
+    with pytest.raises(
+        RewardError, match=r"raised ValueError in line \d+: the answer .* is not a number; use reward=exact"
+    ):
         score(load_reward("number"), "3", answer=[answer])
+
+
+def test_a_reward_that_exits_is_an_error_and_not_the_end_of_the_run() -> None:
+    def leave(completion: str) -> float:
+        raise SystemExit(0)
+
+    with pytest.raises(RewardError, match=r"raised SystemExit in line \d+"):
+        score(Reward(leave), "x")
+
+
+def test_a_metric_may_not_take_the_name_of_the_score() -> None:
+    with pytest.raises(RewardError, match="a metric named 'reward'"):
+        score(Reward(lambda completion: {"score": 0.2, "reward": 7.0}), "x")
+
+
+@pytest.mark.parametrize("name", ["exact", "digits", "number"])
+def test_a_reward_that_compares_needs_answers(name: str) -> None:
+    load_reward(name).check(["prompt"])
+    with pytest.raises(ConfigError, match=rf"reward {name} needs answers.*data.answer_key"):
+        load_reward(name).check(["prompt"], answers=False)
