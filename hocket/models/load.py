@@ -54,7 +54,9 @@ def load_causal_lm(spec: ModelSpec, *, device: str = "cpu") -> PreTrainedModel:
             model = _fresh(spec)
     else:
         model = _pretrained(AutoModelForCausalLM, spec)
-    return cast(PreTrainedModel, cast(nn.Module, model).to(device).eval())
+    ready = cast(PreTrainedModel, cast(nn.Module, model).to(device).eval())
+    _demand_causal(ready)
+    return ready
 
 
 def load_scalar_model(spec: ModelSpec, *, fresh_head: bool, device: str = "cpu") -> PreTrainedModel:
@@ -190,6 +192,19 @@ def quiet() -> None:
 
 def _siblings(folder: Path) -> list[str]:
     return [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+
+
+@torch.no_grad()
+def _demand_causal(model: PreTrainedModel) -> None:
+    """ConfigError when a later token changes what the model says before it: an encoder learns nothing by RL."""
+    ids = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
+    first, second = cast(torch.Tensor, model(input_ids=ids).logits)[:, :-1].float()
+    # a causal model gives zero here, up to the rounding of its matrix products; an encoder 1e-4 even when fresh
+    if model.dtype == torch.float32 and not torch.allclose(first, second, rtol=1e-5, atol=1e-5):
+        raise ConfigError(
+            f"{type(model).__name__} looks at later tokens, so that it is no causal language model; choose a decoder, "
+            "or set is_decoder: true in model.config where the architecture has that"
+        )
 
 
 def _fresh(spec: ModelSpec) -> Any:

@@ -201,3 +201,11 @@ def test_a_tokenizer_without_padding_pads_with_its_end_token(tokenizer, copy):
     assert pad_token_id(load_tokenizer(str(copy))) == tokenizer.eos_token_id
     path.write_text(json.dumps({k: v for k, v in settings.items() if k not in ("pad_token", "eos_token")}))
     assert pad_token_id(load_tokenizer(str(copy))) == 0
+
+
+def test_an_encoder_is_no_causal_model():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = {"model_type": "bert", "vocab_size": 30, **sizes}
+    with pytest.raises(ConfigError, match=r"looks at later tokens.*is_decoder: true"):
+        load_causal_lm(ModelSpec(config=bert))
+    load_causal_lm(ModelSpec(config={**bert, "is_decoder": True}))
