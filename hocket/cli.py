@@ -54,7 +54,7 @@ def train(
     try:
         summary = train(config)
     except KeyboardInterrupt:
-        typer.echo("interrupted; the run folder holds what there was", err=True)
+        typer.echo("interrupted; what the run had is in its folder", err=True)
         raise typer.Exit(130) from None
     if summary["steps"]:
         rise = f"{summary['reward_first_tenth']:.3f} -> {summary['reward_last_tenth']:.3f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -12,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +62,13 @@ def _private(*, cpus: int) -> Generator[str, None, None]:
     """A cluster on this machine that ends with the `with`; its files and its token are its own."""
     cores = len(os.sched_getaffinity(0))
     # a short path: those of the sockets below it have a limit of 107 bytes
-    with tempfile.TemporaryDirectory(prefix="hocket-", ignore_cleanup_errors=True) as home, _own_token(Path(home)):
+    with tempfile.TemporaryDirectory(prefix="hocket-", ignore_cleanup_errors=True) as home, _own_token():
         try:
             _init(address="local", num_cpus=max(cores, cpus), include_dashboard=False, _temp_dir=home)
             yield f"private Ray cluster with {max(cores, cpus)} logical CPUs on {cores} cores"
         finally:
             with uninterrupted():
-                _shut_down()
+                _shut_down(home)
 
 
 def _init(**options: Any) -> None:
@@ -80,37 +82,46 @@ def _init(**options: Any) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _shut_down() -> None:
-    """End Ray and wait until its processes are gone: a few outlive `ray.shutdown` by seconds."""
+def _shut_down(home: str) -> None:
+    """End Ray and wait until the processes of the cluster in `home` are gone: a few outlive `ray.shutdown`."""
     import ray
 
-    family = psutil.Process().children(recursive=True)
+    family = [process for process in psutil.Process().children(recursive=True) if _belongs(process, home)]
     ray.shutdown()
-    ours = [process for process in family if _is_ray(process)]
-    for process in psutil.wait_procs(ours, timeout=5)[1]:
+    for process in psutil.wait_procs(family, timeout=5)[1]:
         process.kill()
-    psutil.wait_procs(ours, timeout=5)
+    psutil.wait_procs(family, timeout=5)
 
 
-def _is_ray(process: psutil.Process) -> bool:
+def _belongs(process: psutil.Process, home: str) -> bool:
+    """Whether the process, or one that it comes from, was started with a path in `home`; workers rename themselves."""
     try:
-        return "ray" in " ".join(process.cmdline()[:4])
+        return any(home in " ".join(one.cmdline()) for one in (process, *process.parents()))
     except psutil.NoSuchProcess:
         return False
 
 
 @contextmanager
-def _own_token(home: Path) -> Generator[None, None, None]:
-    """A token that only this cluster accepts; Ray's own goes into HOME, readable by everybody."""
-    token, before = home / "token", os.environ.get("RAY_AUTH_TOKEN_PATH")
-    with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+def _own_token() -> Generator[None, None, None]:
+    """A token for private clusters, where the user has set none; Ray's own goes into HOME, readable by everybody."""
+    if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        yield
+        return
+    os.environ["RAY_AUTH_TOKEN_PATH"] = _token_file()
     try:
         yield
     finally:
         os.environ.pop("RAY_AUTH_TOKEN_PATH")
-        os.environ |= {"RAY_AUTH_TOKEN_PATH": before} if before else {}
+
+
+@cache
+def _token_file() -> str:
+    """One token for all private clusters of this process: Ray remembers the first that it has read."""
+    descriptor, path = tempfile.mkstemp(prefix="hocket-token-")  # mode 0600
+    atexit.register(Path(path).unlink, missing_ok=True)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
 
 
 def check_fits(bundles: list[Bundle], there: Mapping[str, float], *, where: str) -> None:

@@ -70,6 +70,10 @@ class RunFolder:
             for sample in samples:
                 file.write(json.dumps(sample, ensure_ascii=False, default=str) + "\n")
 
+    def remove(self) -> None:
+        """Take the folder away again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def _clear(self, *, overwrite: bool) -> None:
         ours = (self.path / "config.resolved.yaml").exists()
         if not overwrite:

@@ -38,7 +38,11 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
         stack.enter_context(_log_to(folder.log("driver")))
         console.header([f"run folder {_short(folder.path)}"])
         console.header(checked.facts)
-        prepared = prepare(checked, folder.path, console.note)
+        try:
+            prepared = prepare(checked, folder.path, console.note)
+        except BaseException:
+            folder.remove()  # nothing has run: the name is free again
+            raise
         session = Session(config, folder, prepared, console)
         try:
             run_program(session)

@@ -148,6 +148,20 @@ def test_what_can_be_seen_before_the_start_leaves_no_folder(make_config, section
     assert not Path(config.run.dir).exists(), "the name is free for the next try"
 
 
+def test_a_warm_start_without_answers_leaves_no_folder_either(make_config, tmp_path):
+    (tmp_path / "p.csv").write_text("prompt\nsort 21:\n")
+    (tmp_path / "any.py").write_text("def reward(completion):\n    return 0.0\n")
+    config = make_config(
+        placement="local",
+        data={"path": str(tmp_path / "p.csv")},
+        reward=str(tmp_path / "any.py"),
+        eval={"path": None, "prompts": None},
+    )
+    with pytest.raises(DataError, match="answer"):
+        run(config)
+    assert not Path(config.run.dir).exists()
+
+
 def test_an_address_where_nobody_answers(make_config):
     with pytest.raises(PlacementError, match="no Ray cluster answers"):
         run(make_config(placement="colocated", ray={"address": "127.0.0.1:1"}))
