@@ -24,9 +24,12 @@ def smollm2(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_smollm2_learns_sums_detached(smollm2, tmp_path):
+def test_smollm2_learns_sums_detached(smollm2, ray_address, tmp_path):
     small = ["trainer.max_steps=2", "trainer.prompts_per_step=2", "rollout.group_size=4", "eval.prompts=8"]
-    config = load_config(EXAMPLES / "sums.yaml", [f"model.name={smollm2}", f"run.dir={tmp_path / 'run'}", *small])
+    config = load_config(
+        EXAMPLES / "sums.yaml",
+        [f"model.name={smollm2}", f"run.dir={tmp_path / 'run'}", f"ray.address={ray_address}", *small],
+    )
     summary = train(config, stream=io.StringIO())
     assert summary["finished"]
     assert [e["prompts"] for e in summary["eval"]] == [8, 8]
