@@ -36,6 +36,10 @@ bench: setup-llm  ## the measurements behind benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/demo_seeds.py
 	$(BIN)/python benchmarks/invariance.py
+	$(BIN)/python benchmarks/dispatch.py --make-verl .cache/verl
+	$(BIN)/python benchmarks/dispatch.py --make-verl .cache/verl --memory
+	$(BIN)/python benchmarks/group_start.py --make-verl .cache/verl
+	$(BIN)/python benchmarks/colocation.py
 
 clean:  ## remove environments, caches and runs
 	rm -rf $(VENV) .cache runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

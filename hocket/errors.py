@@ -5,6 +5,9 @@ HocketError
 ├── DataError         a prompt file or model folder is missing or cannot be read as asked (exit code 2)
 ├── RewardError       a reward function raised, or returned something that is no score
 ├── BatchError        tensors of one batch do not have the names, types or shapes of their stage
+│   ├── BatchConflict what should fit together does not (also an AssertionError and a ValueError)
+│   └── BatchLookup   a name or row that the batch does not have (also a KeyError and an IndexError)
+├── GroupError        a worker group, pool or dispatch mode was used in a way that cannot work
 ├── PlacementError    the machine or cluster cannot host what the placement asks for (exit code 2)
 ├── WeightSyncError   a weight version was refused: incomplete, unknown, older, or damaged
 ├── CheckpointError   a checkpoint could not be written or read
@@ -43,6 +46,24 @@ class RewardError(HocketError):
 
 class BatchError(HocketError):
     """The tensors of a batch do not have the names, dtypes or shapes of their stage."""
+
+
+class GroupError(HocketError, ValueError, AssertionError):
+    """A worker group, pool or dispatch mode was used in a way that cannot work.
+
+    It is a ValueError and an AssertionError too: code written for veRL catches those.
+    """
+
+
+class BatchConflict(BatchError, AssertionError, ValueError):
+    """Batches, rows or values that should fit together do not; code written for veRL catches the other two."""
+
+
+class BatchLookup(BatchError, AssertionError, KeyError, IndexError):
+    """The batch has no such tensor, column or row; code written for veRL catches the other three."""
+
+    def __str__(self) -> str:
+        return self.message  # a KeyError would print it in quotes
 
 
 class PlacementError(HocketError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hocket.data.merge import same
 from hocket.data.proto import DataProto
 from hocket.errors import BatchError
 
@@ -85,9 +86,17 @@ def positions(length: Tensor, width: int) -> Tensor:
 
 
 def collate(parts: Sequence[DataProto]) -> DataProto:
-    """Join rows of different width: every (B, T) tensor is right padded to the widest part."""
+    """Join rows of different width: every (B, T) tensor is right padded to the widest part.
+
+    Facts are kept where all parts agree: the numbers of the units that were joined are not facts of the whole.
+    """
     width = max((part.tensor("input_ids").shape[1] for part in parts), default=0)
-    return DataProto.concat([_widen(part, width) for part in parts])
+    shared = [key for key in parts[0].meta_info if all(_agrees(part, parts[0], key) for part in parts)] if parts else []
+    return DataProto.concat([_widen(part, width).select(meta_info_keys=shared) for part in parts])
+
+
+def _agrees(part: DataProto, first: DataProto, key: str) -> bool:
+    return key in part.meta_info and same(part.meta_info[key], first.meta_info[key])
 
 
 def _widen(part: DataProto, width: int) -> DataProto:

@@ -42,7 +42,7 @@ class NativeEngine:
                 for uid, i in zip(rows.non_tensor_batch["uid"], sample, strict=True)
             ]
         )
-        answers = self._decode(prompts.to(device), sampling, samples, torch.from_numpy(noise).to(device))
+        answers = self._decode(prompts.select().to(device), sampling, samples, torch.from_numpy(noise).to(device))
         return self._rollouts(rows, sample, *(tensor.cpu() for tensor in answers))
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -12,7 +12,7 @@ from hocket.run.admission import Admission
 from hocket.run.cluster import cluster
 from hocket.run.session import Session
 from hocket.run.supervise import Supervisor
-from hocket.single_controller.future import DataProtoFuture
+from hocket.single_controller.future import future_of
 from hocket.weights.transport import InProcess
 
 
@@ -68,7 +68,7 @@ def detached(session: Session, placement: Detached, makers: list[Any], trainer: 
             experience, rows = maker.send("make_unit", unit, at_least=admission.oldest(unit))
             with session.ledger.failing(session.samples_of(unit)):
                 session.ledger.made(maker.get(rows, what=_name(unit)))
-            buffer.put(unit.meta_info["step"], unit.meta_info["unit"], DataProtoFuture([experience]))
+            buffer.put(unit.meta_info["step"], unit.meta_info["unit"], future_of(experience))
 
     def publish(version: int) -> None:
         manifest, handles = trainer.call("publish", version)

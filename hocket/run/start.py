@@ -8,14 +8,17 @@ from typing import Any, cast
 import ray
 
 from hocket.config import Colocated, Detached
+from hocket.run.remote import Remote
 from hocket.run.session import Session
 from hocket.single_controller.colocate import create_colocated_worker_cls
-from hocket.single_controller.remote import Remote
-from hocket.single_controller.waiting import Waiter
-from hocket.single_controller.worker_group import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from hocket.single_controller.ray_class import RayClassWithInitArgs
+from hocket.single_controller.resource_pool import RayResourcePool
+from hocket.single_controller.worker_group import RayWorkerGroup
+from hocket.waiting import Waiter
 from hocket.weights.object_store import ObjectStore
 from hocket.weights.transport import InProcess
 from hocket.workers.maker_worker import MAKER_GROUPS, MakerWorker
+from hocket.workers.process import where
 from hocket.workers.trainer_worker import TrainerWorker
 
 
@@ -30,9 +33,9 @@ def start_colocated(session: Session, placement: Colocated) -> tuple[RayWorkerGr
     )
     pool = RayResourcePool([1], cpus_per_worker=placement.cpus_per_worker, gpus_per_worker=placement.gpus_per_worker)
     waiter = _waiter(session)
-    group = RayWorkerGroup(pool, bound, waiter=waiter, name="worker-0", start_timeout=session.config.ray.start_timeout)
+    limit = session.config.ray.start_timeout
+    group = RayWorkerGroup(pool, bound, waiter=waiter, name="worker-0", ray_wait_register_center_timeout=limit)
     roles = group.spawn({"maker", "trainer"})
-    waiter.watch(*roles["maker"].where())
     return roles["maker"], roles["trainer"]
 
 
@@ -55,7 +58,9 @@ def start_detached(session: Session, placement: Detached, stop: Callable[[], Non
     ]
     trainer = actor(TrainerWorker, "trainer-0", gpus=placement.gpus_per_trainer, groups={"compute": 1})
     for role in (*makers, trainer):
-        waiter.watch(*role.get(role.send("where"), what="start", timeout=session.config.ray.start_timeout))
+        waiter.watch(
+            *role.get(role.send("__ray_call__", where), what="start", timeout=session.config.ray.start_timeout)
+        )
     return makers, trainer
 
 

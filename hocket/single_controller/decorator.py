@@ -2,61 +2,167 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
-from enum import Enum
-from typing import Any, NamedTuple, TypeVar, cast
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar, cast
 
 import ray
 
+from hocket.errors import GroupError
 from hocket.single_controller.future import materialize
 
 MAGIC_ATTR = "__hocket_registered__"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Dispatch(Enum):
-    """How arguments reach the workers of a group and what comes back.
+class _Growing(type):
+    """Members by name, on the class itself: iteration, `in`, `[name]`; numbers are not given twice."""
 
-    ONE_TO_ALL: every worker gets the same arguments; a list of all results comes back.
-    DP_COMPUTE_PROTO: each argument is a DataProto, cut into one block of rows per worker; results are joined.
-    RANK_ZERO: only worker 0 is called; its result comes back.
+    members: dict[str, Any]
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        super().__init__(name, bases, namespace)
+        cls.members, cls.numbers = {}, itertools.count()
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(cls.members.values())
+
+    def __contains__(cls, item: object) -> bool:
+        return item in cls.members.values() or (isinstance(item, str) and item.upper() in cls.members)
+
+    def __getitem__(cls, name: str) -> Any:
+        return cls.members[name.upper()]
+
+    def __len__(cls) -> int:
+        return len(cls.members)
+
+    def register(cls, name: str) -> Any:
+        """Add a member; GroupError when the name is taken."""
+        if name in cls:
+            raise GroupError(f"{cls.__name__}.{name.upper()} exists already; choose another name")
+        member = cls.members[name.upper()] = cls(name.upper(), next(cls.numbers))
+        setattr(cls, member.name, member)
+        return member
+
+    def remove(cls, name: str) -> Any:
+        """Take a member out and return it."""
+        delattr(cls, name.upper())
+        return cls.members.pop(name.upper())
+
+    def from_name(cls, name: str) -> Any:
+        """The member of that name in any case, or None."""
+        return cls.members.get(name.upper())
+
+    def names(cls) -> list[str]:
+        """Names of all members, in order."""
+        return list(cls.members)
+
+    def values(cls) -> list[int]:
+        """Numbers of all members, in order."""
+        return [member.value for member in cls]
+
+
+class DynamicEnum(metaclass=_Growing):
+    """An enumeration that can grow. Members are pickled by name, so that identity survives the way to a worker."""
+
+    def __init__(self, name: str, value: int) -> None:
+        self.name, self.value = name, value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _member, (type(self), self.name)
+
+
+def _member(cls: type[DynamicEnum], name: str) -> Any:
+    # a worker needs the name of a mode that only the driver has registered, not its functions
+    return cls[name] if name in cls else cls.register(name)
+
+
+class Dispatch(DynamicEnum):
+    """How arguments reach the workers of a group and what comes back; the table is in docs/worker-groups.md."""
+
+    RANK_ZERO: ClassVar[Dispatch]
+    ONE_TO_ALL: ClassVar[Dispatch]
+    ALL_TO_ALL: ClassVar[Dispatch]
+    DP_COMPUTE: ClassVar[Dispatch]
+    DP_COMPUTE_PROTO: ClassVar[Dispatch]
+    DP_COMPUTE_PROTO_WITH_FUNC: ClassVar[Dispatch]
+    DP_COMPUTE_METRIC: ClassVar[Dispatch]
+    DIRECT_ROLLOUT_METHOD: ClassVar[Dispatch]
+
+
+class Execute(DynamicEnum):
+    """Which workers run a call: ALL, or RANK_ZERO, which then gets the arguments whole."""
+
+    ALL: ClassVar[Execute]
+    RANK_ZERO: ClassVar[Execute]
+
+
+for _enum in (Dispatch, Execute):
+    for _name in _enum.__annotations__:
+        _enum.register(_name)
+
+
+def register(
+    dispatch_mode: Dispatch | Mapping[str, Callable[..., Any]] | None = None,
+    execute_mode: Execute | None = None,
+    blocking: bool = True,
+    materialize_futures: bool = True,
+) -> Callable[[F], F]:
+    """Make a Worker method, sync or async, callable on a whole group.
+
+    `dispatch_mode` (default ALL_TO_ALL) is a member of Dispatch or a dict of `dispatch_fn(group, *args, **kwargs)
+    -> (args, kwargs)` and `collect_fn(group, outputs)`. With `blocking=False` the call returns futures at once.
+    Inside the worker, arguments that are futures (or lists of them) are replaced by what they stand for before
+    the body runs. Called on the object itself, the method is an ordinary one. Raises GroupError for other modes.
     """
-
-    ONE_TO_ALL = "one_to_all"
-    DP_COMPUTE_PROTO = "dp_compute_proto"
-    RANK_ZERO = "rank_zero"
-
-
-class Registered(NamedTuple):
-    """What `register` notes on a method."""
-
-    dispatch_mode: Dispatch
-    blocking: bool
-
-
-def register(dispatch_mode: Dispatch = Dispatch.ONE_TO_ALL, *, blocking: bool = True) -> Callable[[F], F]:
-    """Make a Worker method callable on a whole group.
-
-    With `blocking=False` the call returns futures at once. Inside the worker, arguments that are futures
-    (or lists of them) are replaced by what they stand for before the body runs.
-    """
+    mode = Dispatch.ALL_TO_ALL if dispatch_mode is None else dispatch_mode
+    execute = Execute.ALL if execute_mode is None else execute_mode
+    _check_dispatch_mode(mode)
+    if not isinstance(cast(object, execute), Execute):
+        raise GroupError(f"execute_mode is {execute!r}; give Execute.<one of {Execute.names()}>")
+    noted = {"dispatch_mode": mode, "execute_mode": execute, "blocking": blocking}
 
     def decorate(method: F) -> F:
+        def fetch(args: Any, kwargs: Any) -> tuple[Any, Any]:
+            if not materialize_futures:
+                return args, kwargs
+            return tuple(map(materialize, args)), {key: materialize(value) for key, value in kwargs.items()}
+
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return method(*map(materialize, args), **{k: materialize(v) for k, v in kwargs.items()})
+            args, kwargs = fetch(args, kwargs)
+            return method(*args, **kwargs)
 
-        setattr(call, MAGIC_ATTR, Registered(dispatch_mode, blocking))
-        return cast(F, call)
+        @functools.wraps(method)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = await asyncio.to_thread(fetch, args, kwargs)  # beside the loop, which goes on meanwhile
+            return await method(*args, **kwargs)
+
+        wrapper = call_async if inspect.iscoroutinefunction(method) else call
+        setattr(wrapper, MAGIC_ATTR, noted)
+        return cast(F, wrapper)
 
     return decorate
 
 
-def concurrency(group: str, *, num_returns: int = 1) -> Callable[[F], F]:
-    """Run the method on the threads of `group` when its class is made an actor with such groups.
+def _check_dispatch_mode(mode: Any) -> None:
+    if isinstance(mode, Dispatch) or (isinstance(mode, Mapping) and {"dispatch_fn", "collect_fn"} <= set(mode)):
+        return
+    raise GroupError(
+        f"dispatch_mode is {mode!r}; give Dispatch.<one of {Dispatch.names()}>, or a dict of dispatch_fn and collect_fn"
+    )
 
-    It is `ray.method` with the type of the method kept. In a WorkerDict, which has no groups, it does nothing.
+
+def concurrency(group: str, *, num_returns: int = 1) -> Callable[[F], F]:
+    """Run the method on the threads of `group` where its class was given such groups.
+
+    It is `ray.method` with the type of the method kept. Where the class has no groups, it does nothing.
     """
 
     def decorate(method: F) -> F:
@@ -65,7 +171,7 @@ def concurrency(group: str, *, num_returns: int = 1) -> Callable[[F], F]:
     return decorate
 
 
-def registered_methods(cls: type) -> dict[str, Registered]:
-    """The registered methods of a worker class, inherited ones included."""
-    found = {name: getattr(getattr(cls, name, None), MAGIC_ATTR, None) for name in dir(cls)}
+def registered_methods(cls: type) -> dict[str, dict[str, Any]]:
+    """The registered methods of a worker class, inherited ones included, and what `register` noted on each."""
+    found = {name: getattr(inspect.getattr_static(cls, name), MAGIC_ATTR, None) for name in dir(cls)}
     return {name: info for name, info in found.items() if info is not None}

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
+from collections.abc import Callable
+from typing import Any
 
-from hocket.errors import PlacementError
-from hocket.single_controller.decorator import Dispatch, register
+import ray
 
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+from hocket.errors import GroupError, PlacementError
+from hocket.single_controller.decorator import Dispatch, Execute, register
+from hocket.single_controller.devices import tidy_visible_devices, visible_devices_keyword
+
+RANK_VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+_DEFAULTS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
 class Worker:
     """Knows its rank and the size of its group, from the environment that the group set.
 
-    With none of the rank variables set it is rank 0 of 1; some but not all of them is a PlacementError.
+    With none of the rank variables set it is rank 0 of 1; some but not all of them is a PlacementError. A worker
+    that is made inside another one's process (DISABLE_WORKER_INIT is set then) reads the same ranks and leaves
+    the set-up of the process alone. `cuda_visible_devices` masks the accelerators of the process.
     """
 
-    def __init__(self) -> None:
+    fused_worker_attr_name = "fused_worker_dict"
+
+    def __init__(self, cuda_visible_devices: str | None = None) -> None:
         present = [name for name in RANK_VARIABLES if name in os.environ]
         if present and len(present) < len(RANK_VARIABLES):
             missing = sorted(set(RANK_VARIABLES) - set(present))
             raise PlacementError(f"found {present} in the environment but not {missing}; set all of them or none")
-        self._rank = int(os.environ.get("RANK", "0"))
-        self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if cuda_visible_devices is not None:
+            os.environ[visible_devices_keyword()] = cuda_visible_devices
+        if os.environ.get("DISABLE_WORKER_INIT") != "1":
+            tidy_visible_devices()
+        for key in _DEFAULTS if present else ():  # libraries read them too
+            os.environ.setdefault(key, _DEFAULTS[key])
+        self._rank = self._world_size = self._local_rank = self._local_world_size = 0
+        for key in self.env_keys():
+            value = os.environ.get(key, _DEFAULTS.get(key))
+            setattr(self, f"_{key.lower()}", int(value) if value and key in _DEFAULTS else value)
+        self.fused_worker_dict: dict[str, Worker] = {}
 
-    @register(Dispatch.RANK_ZERO)
-    def where(self) -> tuple[str, int]:
-        """Host name and process number."""
-        return socket.gethostname(), os.getpid()
+    @classmethod
+    def env_keys(cls) -> list[str]:
+        """The environment variables that are read at the start, each kept as attribute `_<name in lower case>`."""
+        return [*_DEFAULTS, "MASTER_ADDR", "MASTER_PORT", visible_devices_keyword()]
 
     @property
     def rank(self) -> int:
@@ -39,3 +59,97 @@ class Worker:
     def world_size(self) -> int:
         """Workers in the group."""
         return self._world_size
+
+    def get_master_addr_port(self) -> tuple[str | None, str | None]:
+        """Where the group meets: address and port, or (None, None) for a worker that is a world of its own."""
+        return os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+
+    def get_cuda_visible_devices(self) -> str:
+        """The mask of this process's accelerators, or "not set"."""
+        return os.environ.get(visible_devices_keyword(), "not set")
+
+    def get_fused_worker_by_name(self, worker_name: str) -> Worker | None:
+        """The worker of another role in this process, None when no such role lives here."""
+        return getattr(self, self.fused_worker_attr_name, {}).get(worker_name)
+
+    @staticmethod
+    def _get_node_ip() -> str:
+        if os.environ.get("WG_BACKEND", "ray") != "ray":
+            raise PlacementError(f"found WG_BACKEND={os.environ['WG_BACKEND']!r}; the only backend is 'ray'")
+        return ray.util.get_node_ip_address().strip("[]")
+
+    @staticmethod
+    def _get_free_port() -> int:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def get_available_master_addr_port(self) -> tuple[str, str]:
+        """Address of this node and a port that is free at this moment."""
+        return self._get_node_ip(), str(self._get_free_port())
+
+    def get_availale_master_addr_port(self) -> tuple[str, str]:
+        """The old misspelling of `get_available_master_addr_port`."""
+        warnings.warn("use get_available_master_addr_port", DeprecationWarning, stacklevel=2)
+        return self.get_available_master_addr_port()
+
+    # -- which part of an nd-mesh call is this worker's ---------------------------------------------------------
+
+    def _meshes(self) -> dict[str, tuple[int, bool]]:
+        """mesh -> (data-parallel rank, whether its result is collected); made late for classes that skip __init__."""
+        return self.__dict__.setdefault("_mesh_ranks", {})
+
+    def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
+        """Say once per mesh which rows this worker gets, and whether it hands back the result of its dp rank."""
+        if mesh_name in self._meshes():
+            raise GroupError(f"mesh {mesh_name!r} is registered already; register each mesh once per worker")
+        self._meshes()[mesh_name] = (dp_rank, is_collect)
+
+    def _mesh(self, mesh_name: str) -> tuple[int, bool]:
+        if mesh_name not in self._meshes():
+            raise GroupError(
+                f"mesh {mesh_name!r} is not registered in {type(self).__name__}, which has {sorted(self._meshes())}; "
+                "call _register_dispatch_collect_info in its __init__, and call a bound role by its own group"
+            )
+        return self._meshes()[mesh_name]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def _query_dispatch_info(self, mesh_name: str) -> int:
+        """Data-parallel rank of this worker in the mesh."""
+        return self._mesh(mesh_name)[0]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def _query_collect_info(self, mesh_name: str) -> bool:
+        """Whether this worker's result is collected."""
+        return self.query_collect_info(mesh_name)
+
+    def query_collect_info(self, mesh_name: str) -> bool:
+        """`_query_collect_info` inside the process."""
+        return self._mesh(mesh_name)[1]
+
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """All meshes of this worker, in the form that `set_dispatch_collect` takes."""
+        meshes = self._meshes()
+        return {
+            "dispatch_dp_rank": {name: rank for name, (rank, _) in meshes.items()},
+            "collect_dp_rank": {name: collects for name, (_, collects) in meshes.items()},
+        }
+
+    def set_dispatch_collect(
+        self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
+    ) -> None:
+        """Adopt the one mesh of an inner worker under a name of this worker's."""
+        for rank, collects in zip(dispatch_dp_rank.values(), collect_dp_rank.values(), strict=True):
+            self._register_dispatch_collect_info(mesh_name, rank, collects)
+
+    # -- functions of the driver's, run here --------------------------------------------------------------------
+
+    @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`func(worker, *chunks)` on every worker; the results are joined."""
+        return func(self, *args, **kwargs)
+
+    @register(Dispatch.ALL_TO_ALL, Execute.RANK_ZERO)
+    def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`func(*args)` on worker 0; its result."""
+        return func(*args, **kwargs)

@@ -6,6 +6,7 @@ import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
 from functools import cache
 from pathlib import Path
@@ -31,3 +32,8 @@ def set_up_process(log: str | None) -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True, stream=sys.stderr
     )
     logging.getLogger("hocket").info("process %d started", os.getpid())
+
+
+def where(actor: object) -> tuple[str, int]:
+    """Host name and process number of the process that runs this."""
+    return socket.gethostname(), os.getpid()

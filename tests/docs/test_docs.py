@@ -2,12 +2,16 @@
 
 The tag behind a block's language says how it is played, page by page, in order, in one empty folder:
 
-* `python` is executed; the blocks of a page share their names. `yaml` is parsed by `load_config`.
+* `python` is executed; the blocks of a page share their names, and those of a page that imports Ray have a process of
+  their own. `text` is what the block before it printed (`...` stands for anything).
+* `yaml` is parsed by `load_config`.
 * `bash` holds `hocket` commands. Each is checked as it stands, then run with small settings in this process.
   With `keep-placement` it is run as a process of its own, in its placement; with `no-run` (environments,
   downloads, minutes of work) its make targets, verbs and keys are checked.
 * `console` holds `$ hocket ...` lines and their output, which must come out as shown (`...` stands for anything).
 * `file=NAME` also writes the block to that file; `csv` and `jsonl` need it.
+
+A translation in `docs/zh/` has the blocks of its original, apart from comments, and is not played a second time.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from play_python import check_text, play_python
 
 import hocket.cli
 from hocket.config import RunConfig, known_keys, load_config
@@ -44,6 +49,7 @@ SMALL = [
     *("model.warm_start.steps=2", "eval.prompts=4"),
 ]
 TAGS = ("no-run", "keep-placement")
+QUIET_RAY = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 SET_UP = ("git", "cd", "python3.11", ".venv/bin/pip", "chromium")  # allowed in `no-run`, beside make and hocket
 _FENCE = re.compile(r"^```(\S*)[ ]*([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 _KEY = re.compile(rf"(?:--)?((?:{'|'.join(RunConfig.model_fields)})\.[a-z_.]+)")
@@ -89,16 +95,58 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
 
     @cache
     def play_page(page: Path) -> Path:
-        folder = tmp_path_factory.mktemp(page.stem)
+        if page.parent.name == "zh":
+            return _play_translation(page)
+        here, folder = page_blocks(page), tmp_path_factory.mktemp(page.stem)
+        if uses_ray(page):
+            _play_apart([block for block in here if block.language in ("python", "text")], folder)
+            here = [block for block in here if block.language not in ("python", "text")]
         names: dict[str, Any] = {"__name__": "__main__"}
         with contextlib.chdir(folder), _import_from(folder):
-            for block in blocks(PAGES[page], page.read_text(encoding="utf-8")):
+            for block in here:
                 if block.file:
                     Path(block.file).write_text(block.text, encoding="utf-8")
                 PLAYERS[block.language](block, names)
         return folder
 
+    def _play_translation(page: Path) -> Path:
+        original = page.parent.parent / page.name
+        same = [_meaning(b) for b in page_blocks(page)] == [_meaning(b) for b in page_blocks(original)]
+        assert same, f"{PAGES[page]} must have the blocks of {PAGES[original]}, apart from comments"
+        return play_page(original)
+
     return play_page
+
+
+def page_blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page of the repository."""
+    return blocks(PAGES[page], page.read_text(encoding="utf-8"))
+
+
+def uses_ray(page: Path) -> bool:
+    """Whether a Python block of the page imports Ray."""
+    return any(re.search(r"^import ray$", block.text, re.MULTILINE) for block in page_blocks(page))
+
+
+def _meaning(block: Block) -> tuple[str, ...]:
+    """What a translation may not change: everything but comments."""
+    text = ast.dump(ast.parse(block.text)) if block.language == "python" else "\n".join(block.commands())
+    return block.language, block.tag, block.file, text
+
+
+def _play_apart(page: list[Block], folder: Path) -> None:
+    """Play Python blocks in a process of their own: it ends with its Ray cluster, whose place is short and its own."""
+    with tempfile.TemporaryDirectory(prefix="hk-", ignore_cleanup_errors=True) as home:
+        ran = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("play_python.py"))],
+            input=json.dumps([[block.language, block.place, block.text] for block in page]),
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            timeout=230,
+            env=os.environ | {"HOME": home, "RAY_TMPDIR": home, "RAY_LOG_TO_DRIVER": "0", **QUIET_RAY},
+        )
+    assert ran.returncode == 0, ran.stderr[-4000:]
 
 
 @contextlib.contextmanager
@@ -116,7 +164,11 @@ def _import_from(folder: Path) -> Generator[None]:
 
 
 def _python(block: Block, names: dict[str, Any]) -> None:
-    exec(compile(block.text, block.file or block.place, "exec"), names)
+    play_python(block.file or block.place, block.text, names)
+
+
+def _text(block: Block, names: dict[str, Any]) -> None:
+    check_text(block.place, block.text, names)
 
 
 def _yaml(block: Block, names: dict[str, Any]) -> None:
@@ -155,6 +207,7 @@ def _console(block: Block, names: dict[str, Any]) -> None:
 
 PLAYERS = {
     "python": _python,
+    "text": _text,
     "yaml": _yaml,
     "csv": _table,
     "jsonl": _table,
@@ -191,6 +244,10 @@ def _check_set_up(program: str, words: list[str], place: str) -> None:
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         targets = [word for word in words if "=" not in word]
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), f"{place}: make {words}"
+    elif program == "python":  # an example or benchmark; each has tests of its own
+        script, *options = words
+        text = (ROOT / script).read_text(encoding="utf-8")
+        assert all(word in text for word in options if word.startswith("--")), f"{place}: {script} {options}"
     else:
         assert program in SET_UP, f"{place}: {program} is neither make nor one of {SET_UP}"
 
@@ -218,13 +275,13 @@ def _process(words: list[str]) -> tuple[int, str]:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=200,
-            env=os.environ | {"HOME": home, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+            env=os.environ | {"HOME": home, **QUIET_RAY},
         )
     return ran.returncode, ran.stdout
 
 
 def _marks(page: Path) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.ray] if "keep-placement" in page.read_text(encoding="utf-8") else []
+    return [pytest.mark.ray] if "keep-placement" in page.read_text(encoding="utf-8") or uses_ray(page) else []
 
 
 def prose(page: Path) -> str:

@@ -20,7 +20,7 @@ PACKAGE = Path(hocket.__file__).parent
 _BASE = {"errors", "config", "observe"}
 _MIDDLE = _BASE | {"data", "algorithms", "models"}
 _ROLES = _MIDDLE | {"rollout", "rewards", "weights"}
-_WORKERS = _ROLES | {"roles", "single_controller"}
+_WORKERS = _ROLES | {"roles", "single_controller", "waiting"}
 
 # What each package may import of ours, beside itself. The first folder or file name below hocket/ is the package.
 MAY_SEE: dict[str, set[str]] = {
@@ -33,7 +33,8 @@ MAY_SEE: dict[str, set[str]] = {
     "rollout": _MIDDLE,
     "rewards": _MIDDLE,
     "weights": _MIDDLE,
-    "single_controller": {"data", "errors", "observe"},
+    "waiting": {"errors"},
+    "single_controller": {"data", "errors", "observe", "waiting"},
     "roles": _ROLES,
     "workers": _WORKERS,
     "run": _WORKERS | {"workers"},
@@ -45,12 +46,17 @@ MAY_SEE: dict[str, set[str]] = {
 
 # Who may import an outside library, as patterns of paths below hocket/.
 DOORS: dict[str, tuple[str, ...]] = {
-    "ray": ("single_controller/*", "workers/*", "run/start.py", "run/cluster.py", "weights/object_store.py"),
+    "ray": (
+        *("waiting.py", "single_controller/*", "workers/*"),
+        *("run/start.py", "run/cluster.py", "weights/object_store.py"),
+    ),
     "transformers": ("models/*", "rollout/*", "roles/*", "rewards/model.py"),
     "vllm": ("rollout/vllm.py",),
     "torch": (
         *("algorithms/*", "models/*", "rollout/*", "rewards/*", "weights/*", "roles/*", "workers/*"),
-        *("data/proto.py", "data/schema.py", "data/schedule.py", "run/prepare.py", "run/cluster.py"),
+        *("data/proto.py", "data/wire.py", "data/frozen.py", "data/nested.py", "data/rows.py", "data/merge.py"),
+        *("data/batches.py", "data/reshape.py", "data/tensordict_utils.py", "data/schema.py", "data/schedule.py"),
+        *("run/prepare.py", "run/cluster.py", "single_controller/devices.py"),
     ),
     "typer": ("cli.py",),
     "plotly": ("observe/report.py",),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.data.proto import DataProto, as_column, tensor_from_wire, tensor_to_wire
+from hocket.data.proto import DataProto, as_column
 from hocket.errors import BatchError
 
 
@@ -83,7 +83,7 @@ def test_choosing_rows(rows, wanted):
 
 
 def test_iteration_gives_rows():
-    assert [row.non_tensor_batch["uid"].tolist() for row in batch(2)] == [["p:0"], ["p:1"]]
+    assert [row.non_tensor_batch["uid"] for row in batch(2)] == ["p:0", "p:1"]
 
 
 def test_chunk_split_and_concat_are_inverse():
@@ -107,11 +107,11 @@ def test_chunk_split_and_concat_are_inverse():
         (lambda: DataProto.concat([]), "empty list"),
         (lambda: DataProto.concat([batch(), batch().select(["ids"])]), "part 1 holds ['ids'], part 0 holds"),
         (lambda: DataProto.concat([batch(), batch(width=2)]), "pad rows of different length with"),
-        (lambda: DataProto.concat([batch(), retyped()]), "torch.int32"),
+        (lambda: DataProto.concat([batch(), retyped()]), "int32"),
         (lambda: batch().union(batch(3)), "batches of 4 and 3 rows"),
         (lambda: batch().union(batch(start=1)), "with different values"),
         (lambda: batch().union(retyped()), "'ids' with different values"),
-        (lambda: batch().union(DataProto.from_dict({}, {"ids": [0, 3, 6, 9]})), "'ids' with different values"),
+        (lambda: batch().union(DataProto.from_dict({}, {"ids": [0, 3, 6, 9]})), "['ids']: a tensor in one batch"),
         (lambda: batch().select(["ids", "oops"]), "no ['oops']; it has ['flag', 'ids', 'uid']"),
         (lambda: batch().tensor("oops"), "no tensor 'oops'"),
     ],
@@ -134,13 +134,12 @@ def test_repeat_puts_copies_beside_one_another():
     assert len(batch(2).repeat(0)) == 0
 
 
-def test_union_joins_names_and_changes_neither_side():
-    left, right = batch(), batch().select(["uid"]).union(DataProto.from_dict({"score": torch.ones(4)}, None, {"m": 2}))
-    both = left.union(right)
-    assert sorted(both.keys()) == ["flag", "ids", "score", "uid"]
-    assert both.meta_info == {"step": 1, "m": 2}
-    assert "score" not in left.keys()  # noqa: SIM118  (DataProto iterates rows)
-    assert "ids" not in right.keys()  # noqa: SIM118
+def test_union_takes_in_names_and_leaves_the_other_side_alone():
+    left, right = batch(), batch().select([]).union(DataProto.from_dict({"score": torch.ones(4)}, None, {"m": 2}))
+    assert left.union(right) is left
+    assert sorted(left.keys()) == ["flag", "ids", "score", "uid"]
+    assert left.meta_info == {"step": 1, "m": 2}
+    assert "ids" not in right.keys()  # noqa: SIM118  (DataProto iterates rows)
 
 
 def test_union_compares_columns_of_arrays_and_dicts():
@@ -172,13 +171,6 @@ TENSORS = [
     torch.randn(2, 6)[:, ::2],
     torch.tensor(3.5),
 ]
-
-
-@pytest.mark.parametrize("tensor", TENSORS, ids=lambda t: f"{t.dtype}{tuple(t.shape)}")
-def test_tensors_travel_bit_for_bit(tensor):
-    again = tensor_from_wire(tensor_to_wire(tensor))
-    assert again.dtype == tensor.dtype
-    assert torch.equal(again, tensor)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4])

@@ -151,7 +151,7 @@ def test_a_gradient_that_is_not_finite_names_its_model(make_trainer, experience)
 def test_incomplete_experience_is_refused(make_trainer, experience):
     batch = experience([8] * 8)
     with pytest.raises(BatchError, match=r"experience of step 3: the batch lacks \['score'\]"):
-        make_trainer().train([batch.select([k for k in batch.keys() if k != "score"])], step=2)  # noqa: SIM118
+        make_trainer().train([batch.select([k for k in batch.tensors() if k != "score"])], step=2)
 
 
 def test_published_weights_are_the_makers_after_its_next_unit(tiny, make_trainer, make_maker, units):

@@ -83,7 +83,7 @@ def test_one_token_is_the_shortest_answer(tiny):
 def test_refusals(tiny):
     engine = NativeEngine(tiny(), stop_ids=(1,), pad_id=0)
     with pytest.raises(BatchError, match="prompts given to the engine: the batch lacks"):
-        engine.generate(UNIT.select(["input_ids", "prompt_length"]), Sampling(5), samples=1, seed=0)
+        engine.generate(UNIT.select(["input_ids", "prompt_length"], []), Sampling(5), samples=1, seed=0)
     with pytest.raises(DataError, match=r"a prompt of 4 tokens and rollout.max_new_tokens=61 exceed .* 64 positions"):
         engine.generate(UNIT, Sampling(61), samples=1, seed=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.single_controller.waiting import Waiter
+from hocket.waiting import Waiter
 
 
 class Remote:

@@ -1,0 +1,2 @@
+# ruff: noqa: F401
+from hocket.single_controller import parallel_put
