@@ -70,7 +70,7 @@ FILES = [
 def peer(tmp_path_factory) -> Path:
     """A folder with the peer's `tests` package and nothing else of it."""
     folder = tmp_path_factory.mktemp("peer")
-    sdist = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"verl=={VERSION}"]
+    sdist = ["--no-deps", "--no-binary", "verl", f"verl=={VERSION}"]
     subprocess.run([sys.executable, "-m", "pip", "download", "-q", "-d", str(folder), *sdist], check=True, timeout=300)
     top = f"verl-{VERSION}"
     with tarfile.open(folder / f"{top}.tar.gz") as archive:

@@ -252,6 +252,10 @@ def test_an_interrupt_ends_a_call_and_the_wait_for_a_pool_at_once(driver):
     assert max(waits) < 5
 
 
+def test_that_a_cluster_has_no_accelerators_is_said_once_though_several_pools_are_made(driver):
+    assert driver[2].count("the cluster has no accelerators: pools made without use_gpu get CPU workers") == 1
+
+
 def test_shutdown_and_exit_with_a_watched_group_are_quiet(driver):
     lines, _, errors, code = driver
     assert (lines[4:], code) == (["leaving"], 0), errors

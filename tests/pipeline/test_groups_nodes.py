@@ -5,7 +5,6 @@ such a cluster would end the actors of the one that the tests share.
 """
 
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -31,7 +30,7 @@ from hocket.single_controller import (
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(330)]
-HEAD, FAR, ACCELERATED = "127.0.0.2", "127.0.0.10", "127.0.0.11"  # as text, the second is before the first
+HEAD, FAR = "127.0.0.2", "127.0.0.10"  # as text, the second is before the first
 RANKS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAY_LOCAL_WORLD_SIZE", "WORLD_SIZE")
 
 
@@ -85,29 +84,21 @@ class Probe(Worker):
         return number.item()
 
 
-def said():
-    """What two pools say of a cluster without accelerators."""
-    heard = []
-    listener = logging.Handler()
-    listener.emit = lambda record: heard.append(record.getMessage())
-    logging.getLogger("hocket").addHandler(listener)
-    for _ in range(2):
-        with RayResourcePool([1]) as pool:
-            pool.slots()
-    return heard
+def cpu_pool(nodes, **options):
+    return RayResourcePool(nodes, use_gpu=False, **options)
 
 
 def strategies():
     laid = {}
     for strategy, size in (("STRICT_PACK", 2), ("PACK", 2), ("PACK", 3), ("SPREAD", 4), ("STRICT_SPREAD", 2)):
-        with RayResourcePool([size]) as pool:
+        with cpu_pool([size]) as pool:
             laid[f"{strategy} {size}"] = [address for address, _ in places(pool, strategy=strategy)]
     return laid
 
 
 def too_big():
     return {
-        strategy: refusal(lambda strategy=strategy: RayResourcePool([3]).slots(strategy))
+        strategy: refusal(lambda strategy=strategy: cpu_pool([3]).slots(strategy))
         for strategy in ("STRICT_PACK", "STRICT_SPREAD")
     }
 
@@ -116,30 +107,30 @@ def order():
     """The nodes of pools that are made one after the other."""
     laid = []
     for nodes in ([1, 1], [2, 2], [1, 1], [2, 2], [1, 1]):
-        with RayResourcePool(nodes) as pool:
+        with cpu_pool(nodes) as pool:
             laid.append([address for address, _ in places(pool)])
     return laid
 
 
 def resources():
     options = ({"resources": {"disk": 1}}, {"accelerator_type": "H200"}, {"resources": {"disk": 2, "H200": 0.5}})
-    laid = [refusal(RayResourcePool([1], resources={"disk": 5}).slots)]
+    laid = [refusal(cpu_pool([1], resources={"disk": 5}).slots)]
     for more in options:
-        with RayResourcePool([1], **more) as pool:
+        with cpu_pool([1], **more) as pool:
             laid.append(places(pool))
     return laid
 
 
 def across():
     """One worker on one node and two on the other meet at the address of rank 0."""
-    with RayResourcePool([1, 2]) as pool:
+    with cpu_pool([1, 2]) as pool:
         group = RayWorkerGroup(pool, RayClassWithInitArgs(Probe), call_timeout=90)
         return group.ranks(), group.all_reduce(), group.master_address == pool.slots()[0].address
 
 
 def packed():
     """Three workers of one entry that lies on both nodes, and beside them two in a window on the last two places."""
-    with RayResourcePool([3]) as pool:
+    with cpu_pool([3]) as pool:
         whole = RayWorkerGroup(pool, RayClassWithInitArgs(Probe), bin_pack=False, call_timeout=90)
         window = split_resource_pool(pool, [1, 2])[1]
         group = RayWorkerGroup(window, RayClassWithInitArgs(Probe), call_timeout=90)
@@ -150,7 +141,7 @@ def far_away():
     """A worker where the custom resource is, which it takes from its place; its port is held over there."""
     spec = RayClassWithInitArgs(Probe)
     spec.set_additional_resource({"disk": 1})
-    with closing(socket.socket()) as taken, RayResourcePool([1], resources={"disk": 1}) as pool:
+    with closing(socket.socket()) as taken, cpu_pool([1], resources={"disk": 1}) as pool:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
         full = refusal(lambda: RayWorkerGroup(pool, spec, master_port_range=[port, port + 1]))[0]
@@ -189,12 +180,10 @@ def several_nodes():
     with tempfile.TemporaryDirectory(prefix="hk", ignore_cleanup_errors=True) as folder:
         head = {"num_cpus": 2, "num_gpus": 0, "include_dashboard": False, "temp_dir": folder, "node_ip_address": HEAD}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        cluster.add_node(num_cpus=2, num_gpus=0, resources={"disk": 2, "H200": 1}, node_ip_address=FAR)
+        cluster.add_node(num_cpus=2, num_gpus=2, resources={"disk": 2, "H200": 1}, node_ip_address=FAR)
         ray.init(address=cluster.address, log_to_driver=False, _node_ip_address=HEAD, logging_level="ERROR")
-        for case in (said, strategies, too_big, order, resources, across, packed, far_away):
+        for case in (strategies, too_big, order, resources, across, packed, far_away, accelerators):
             tell(case)
-        cluster.add_node(num_cpus=2, num_gpus=2, node_ip_address=ACCELERATED)
-        tell(accelerators)
         ray.shutdown()
         cluster.shutdown()
 
@@ -205,10 +194,6 @@ def case(ray_address):  # whose token the other cluster shares
     done = subprocess.run([sys.executable, Path(__file__)], capture_output=True, text=True, timeout=300, check=False)
     given = dict(map(json.loads, done.stdout.splitlines()))
     return lambda name: given[name] if name in given else pytest.fail(done.stderr[-3000:])
-
-
-def test_that_there_are_no_accelerators_is_said_once(case):
-    assert case("said") == ["the cluster has no accelerators: pools made without use_gpu get CPU workers"]
 
 
 def test_the_strategy_decides_which_nodes(case):

@@ -12,7 +12,7 @@ import tempfile
 import ray
 import torch
 
-WORKERS = int(os.environ.get("PEER_WORKERS", "4"))
+WORKERS = 4
 GPUS = int(os.environ.get("PEER_GPUS", "0"))
 CPUS = 24
 _LARGE = 1 << 20
