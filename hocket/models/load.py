@@ -239,6 +239,15 @@ def named_positions(name: str, *, trust_remote_code: bool = False) -> int | None
     return cast(int | None, getattr(config, "max_position_embeddings", None))
 
 
+def check_room(longest: int, max_new_tokens: int, positions: int | None) -> None:
+    """DataError when a prompt of `longest` tokens and its answer exceed the model's positions; None is no limit."""
+    if positions is not None and longest + max_new_tokens > positions:
+        raise DataError(
+            f"a prompt of {longest} tokens and rollout.max_new_tokens={max_new_tokens} exceed the model's {positions} "
+            "positions; lower max_new_tokens or set data.max_prompt_tokens"
+        )
+
+
 def named_stop_ids(name: str, *, trust_remote_code: bool = False) -> int | list[int] | None:
     """End tokens that the model's generation config names, or else its config; read without its weights."""
     try:

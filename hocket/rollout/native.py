@@ -12,7 +12,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, ROLLOUTS, check, positions
-from hocket.errors import DataError, WeightSyncError
+from hocket.errors import WeightSyncError
+from hocket.models.load import check_room
 from hocket.models.policy import named_weights, takes
 from hocket.rollout.engine import Sampling
 from hocket.rollout.sampling import sample_tokens, uniforms
@@ -32,7 +33,8 @@ class NativeEngine:
     def generate(self, prompts: DataProto, sampling: Sampling, *, samples: int, seed: int) -> DataProto:
         """See RolloutEngine. Raises DataError when prompt and response cannot fit the model's positions."""
         check(prompts, PROMPTS, "prompts given to the engine")
-        self._check_room(prompts, sampling)
+        longest = int(prompts.tensor("prompt_length").max())
+        check_room(longest, sampling.max_new_tokens, getattr(self.model.config, "max_position_embeddings", None))
         device = self.model.device
         rows = prompts.repeat(samples)
         sample = torch.arange(samples).repeat(len(prompts))
@@ -132,15 +134,6 @@ class NativeEngine:
             rows.meta_info,
         )
         return check(out, ROLLOUTS, "rollouts of the native engine")
-
-    def _check_room(self, prompts: DataProto, sampling: Sampling) -> None:
-        room = getattr(self.model.config, "max_position_embeddings", None)
-        longest = int(prompts.tensor("prompt_length").max())
-        if room is not None and longest + sampling.max_new_tokens > room:
-            raise DataError(
-                f"a prompt of {longest} tokens and rollout.max_new_tokens={sampling.max_new_tokens} exceed the "
-                f"model's {room} positions; lower max_new_tokens or set data.max_prompt_tokens"
-            )
 
 
 def _fit(ids: Tensor, width: int, value: int) -> Tensor:

@@ -16,10 +16,11 @@ from hocket.data.chat import describe_template, stop_ids
 from hocket.data.prompts import PromptTable, read_prompts
 from hocket.data.schedule import Prompt, PromptSchedule, tokenize
 from hocket.data.userfile import load_file
-from hocket.errors import ConfigError, DataError
+from hocket.errors import ConfigError
 from hocket.models.load import (
     ModelSpec,
     check_model_folder,
+    check_room,
     load_causal_lm,
     load_tokenizer,
     named_positions,
@@ -174,13 +175,8 @@ def _check_sizes(config: RunConfig, prompts: list[Prompt], vocabulary: int) -> N
     """Prompt and answer must fit the positions of the model, and its vocabulary the tokenizer's."""
     section = config.model
     named = named_positions(section.name, trust_remote_code=section.trust_remote_code) if section.name else None
-    room = named or section.config.get("max_position_embeddings")
-    longest = max(len(prompt.ids) for prompt in prompts)
-    if room is not None and longest + config.rollout.max_new_tokens > room:
-        raise DataError(
-            f"a prompt of {longest} tokens and rollout.max_new_tokens={config.rollout.max_new_tokens} exceed the "
-            f"model's {room} positions; lower max_new_tokens or set data.max_prompt_tokens"
-        )
+    positions = named or section.config.get("max_position_embeddings")
+    check_room(max(len(prompt.ids) for prompt in prompts), config.rollout.max_new_tokens, positions)
     if (found := section.config.get("vocab_size", vocabulary)) < vocabulary:
         raise ConfigError(
             f"model.config.vocab_size={found} is smaller than the tokenizer's {vocabulary} tokens; leave it out"

@@ -2,14 +2,11 @@
 
 import functools
 import sys
-import threading
 from operator import itemgetter
 
-import numpy as np
 import pytest
 import ray
 import torch
-from tensordict import TensorDict
 
 from hocket.data.proto import DataProto
 from hocket.errors import BatchError, GroupError, HocketError
@@ -24,7 +21,6 @@ from hocket.single_controller import (
     RayWorkerGroup,
     Scatter,
     Worker,
-    collect_all_to_all,
     make_nd_compute_dataproto_dispatch_fn,
     register,
     register_dispatch_mode,
@@ -48,13 +44,11 @@ def add_up(group, output):
 register_dispatch_mode("COUNTED", count_up, add_up)
 
 ZERO = Execute.RANK_ZERO
-TURNED, SHARED, ALONE = map(make_nd_compute_dataproto_dispatch_fn, ("turned", "shared", "alone"))
-EACH = {**SHARED, "collect_fn": collect_all_to_all}  # the rows of a mesh, but what every worker says
-BIG = 100_000  # numbers: such a tensor goes through the store, a small one with the call
+MESH = make_nd_compute_dataproto_dispatch_fn("mesh")
 
 
 def shown(value):
-    return value.batch["x"].tolist() if isinstance(value, DataProto) else value
+    return value.tensor("x").tolist() if isinstance(value, DataProto) else value
 
 
 def whole(worker, *args, **kwargs):
@@ -63,33 +57,13 @@ def whole(worker, *args, **kwargs):
 
 
 def mark(worker, data, other=None):
-    """The rows, changed in place, plus 100 times the rank."""
-    table = data.batch if isinstance(data, DataProto) else data
-    table["x"] += 100 * worker.rank + (0 if other is None else other.batch["x"])
-    return data
-
-
-def spoil(worker, data):
-    """Add the number of the worker, counted from 1, to all that is in there, in place."""
-    mine = worker.rank + 1
-    if isinstance(data, DataProto):
-        for column in (*data.non_tensor_batch.values(), *data.meta_info.values()):
-            column += mine
-        spoil(worker, data.batch)
-    for tensor in data.values() if isinstance(data, TensorDict) else [] if isinstance(data, DataProto) else [data]:
-        tensor += mine
+    """The rows, changed in place, plus 100 times the rank. By `tensor`: who needs no TensorDict starts sooner."""
+    data.tensor("x").add_(100 * worker.rank + (0 if other is None else other.tensor("x")))
     return data
 
 
 class Cook(Worker):
-    """The same few bodies in every mode. It stands in meshes of its ranks, which are 0, 1, 2, or 0 alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.go, self.kept = threading.Event(), None
-        self._register_dispatch_collect_info("turned", dp_rank=[2, 0, 1][self.rank], is_collect=True)
-        self._register_dispatch_collect_info("shared", dp_rank=self.rank % 2, is_collect=self.rank > 0)
-        self._register_dispatch_collect_info("alone", dp_rank=self.rank, is_collect=self.rank == 0)
+    """The same few bodies in every mode."""
 
     to_all = register(Dispatch.ONE_TO_ALL)(whole)
     as_it_is = register(Dispatch.ALL_TO_ALL)(whole)
@@ -106,49 +80,15 @@ class Cook(Worker):
     zero_of_listed = register(Dispatch.DP_COMPUTE, ZERO)(whole)
     zero_of_measured = register(Dispatch.DP_COMPUTE_METRIC, ZERO)(whole)
     zero_of_split = register(Dispatch.DP_COMPUTE_PROTO, ZERO)(mark)
-    zero_of_turned = register(TURNED, ZERO)(mark)
+    zero_of_meshed = register(MESH, ZERO)(mark)
     zero_later = register(Dispatch.RANK_ZERO, blocking=False)(whole)
     zero_of_as_it_is_later = register(Dispatch.ALL_TO_ALL, ZERO, blocking=False)(whole)
 
     split = register(Dispatch.DP_COMPUTE_PROTO)(mark)
-    turned = register(TURNED)(mark)
-    shared = register(SHARED)(mark)
-    shared_later = register(SHARED, blocking=False)(mark)
-    alone = register(ALONE)(mark)
-    each = register(EACH)(whole)
-
-    spoil = register(Dispatch.ONE_TO_ALL)(spoil)
-    spoil_shared = register(EACH)(spoil)
-
-    @register(Dispatch.DP_COMPUTE_PROTO)
-    def keep(self, data):
-        self.kept = data
-        return data
-
-    def spoil_kept(self):
-        self.kept.batch["x"] += 7
-
-    def kept_rows(self):
-        return self.kept
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def count(self, data):
         return len(data)
-
-    @register(Dispatch.ONE_TO_ALL, blocking=False)
-    def hold(self, *data):
-        return self.go.wait(60)
-
-    hold_split = register(Dispatch.DP_COMPUTE_METRIC, blocking=False)(hold.__wrapped__)
-    hold_shared = register(EACH, blocking=False)(hold.__wrapped__)
-
-    @register(Dispatch.ONE_TO_ALL)
-    async def release(self):
-        self.go.set()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def forget(self):
-        self.go.clear()
 
     def unregistered(self, *args, **kwargs):
         return whole(self, *args, **kwargs)
@@ -162,7 +102,7 @@ class Leaf(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def add(self, data):
-        data.batch["x"] += self.rank + 1
+        data.tensor("x").add_(self.rank + 1)
         return data
 
 
@@ -174,7 +114,7 @@ class Bare(Worker):
 
     @register(Dispatch.DP_COMPUTE_PROTO)
     def add(self, data):
-        data.batch["x"] += self.start
+        data.tensor("x").add_(self.start)
         return self.leaf.add(data)
 
 
@@ -211,7 +151,7 @@ def rows(n, **options):
 
 
 def x(data):
-    return data.batch["x"].tolist()
+    return data.tensor("x").tolist()
 
 
 # -- modes ----------------------------------------------------------------------------------------------------------
@@ -276,12 +216,11 @@ def test_dp_compute_metric_keeps_what_every_worker_says(group):
 
 @pytest.mark.parametrize("length", range(8))
 def test_padded_rows_come_back_as_many_as_went(group, length):
-    """D4, old traps: the caller kept padded rows, a future gave them back, and a mesh call could not pad at all."""
+    """D4, old traps: the caller kept padded rows, and the result had one more."""
     data = rows(length, auto_padding=True)
     wanted = [i + 100 * (i // max(-(-length // 3), 1)) for i in range(length)]
     assert x(group.split(data)) == x(group.split(data=data)) == wanted
     assert x(group.split(data, other=data)) == [value + i for i, value in enumerate(wanted)]
-    assert len(group.shared(data)) == len(group.shared_later(data).get(timeout=60)) == length
     assert x(data) == list(range(length))
 
 
@@ -303,7 +242,7 @@ def test_rank_zero_gets_the_value_itself(group, mode):
 
 def test_rank_zero_in_modes_that_join_rows(group):
     """D14: there is nothing to split for one worker, so nothing has to divide."""
-    assert x(group.zero_of_split(rows(4))) == x(group.zero_of_turned(rows(4))) == [0, 1, 2, 3]
+    assert x(group.zero_of_split(rows(4))) == x(group.zero_of_meshed(rows(4))) == [0, 1, 2, 3]
 
 
 def test_rank_zero_later(group):
@@ -383,119 +322,6 @@ def test_members_keep_their_identity_also_those_that_workers_do_not_know(group):
         Dispatch.remove("driver_only")
 
 
-# -- meshes ---------------------------------------------------------------------------------------------------------
-
-
-def test_rows_of_a_mesh_come_back_in_dp_order(group):
-    """D3, old trap: they came in the order of the ranks, here 4, 5, 0, 1, 2, 3."""
-    assert group.dispatch_info("turned") == [2, 0, 1]
-    assert group.dispatch_info("turned") is group.dispatch_info("turned")
-    assert x(group.turned(rows(6))) == [100, 101, 202, 203, 4, 5]
-
-
-def test_only_those_that_collect_hand_back_rows(group):
-    assert (group.dispatch_info("shared"), group.collect_info("shared")) == ([0, 1, 0], [False, True, True])
-    assert x(group.shared(rows(4))) == [200, 201, 102, 103]
-    assert x(group.shared_later(rows(4)).get(timeout=60)) == [200, 201, 102, 103]
-
-
-def test_a_mesh_without_collectors_is_named(group):
-    with pytest.raises(GroupError, match=r"'alone' needs one worker with is_collect=True .*\{1: \[\], 2: \[\]\}"):
-        group.alone(rows(3))
-
-
-def test_a_mesh_that_nobody_registered_is_named(bare):
-    with pytest.raises(GroupError, match=r"mesh 'shared' is not registered in Bare, which has \[\]"):
-        bare.dispatch_info("shared")
-
-
-def test_a_mesh_call_with_keywords_only_and_with_nothing(group):
-    """D15, old trap: IndexError without a positional argument."""
-    assert group.each() == [(rank, (), {}) for rank in range(3)]
-    assert group.each(data=rows(2)) == [(rank, (), {"data": [rank % 2]}) for rank in range(3)]
-
-
-def test_a_tensordict_with_jagged_tensors_of_two_and_three_axes(group):
-    """D23, old trap: nested tensors broke when they were cut, sent or joined."""
-    offsets = torch.tensor([0, 1, 3, 6, 8])
-    flat = torch.nested.nested_tensor_from_jagged(torch.arange(8), offsets)
-    tall = torch.nested.nested_tensor_from_jagged(torch.arange(16).reshape(8, 2), offsets)
-    wide = torch.nested.nested_tensor_from_jagged(torch.arange(16).reshape(2, 8), offsets, jagged_dim=2)
-    data = TensorDict({"flat": flat, "tall": tall, "wide": wide, "x": torch.arange(4)}, batch_size=[4])
-    for out in (group.shared(data), group.shared_later(data).get(timeout=60)):
-        assert out["x"].tolist() == [200, 201, 102, 103]
-        for key in ("flat", "tall", "wide"):
-            assert all(map(torch.equal, out[key].unbind(0), data[key].unbind(0)))
-    parts = [future.get(timeout=60) for future in group.shared_later(data).chunk(4)]
-    assert all(torch.equal(part["wide"].unbind(0)[0], row) for part, row in zip(parts, wide.unbind(0), strict=True))
-    assert data["x"].tolist() == [0, 1, 2, 3]
-
-
-# -- the store ------------------------------------------------------------------------------------------------------
-
-
-def in_flight(group, method, *args):
-    """For each object in the store that calls under way were given: how many calls share it."""
-    core = ray._private.worker.global_worker.core_worker
-    before = set(core.get_all_reference_counts())
-    refs = getattr(group, method)(*args)
-    counts = [count["submitted"] for ref, count in core.get_all_reference_counts().items() if ref not in before]
-    group.release()
-    assert ray.get(refs, timeout=60) == [True] * 3
-    group.forget()
-    return sorted(count for count in counts if count)
-
-
-@pytest.mark.parametrize(
-    ("method", "big", "small"),
-    [("hold_shared", [1, 2], []), ("hold", [3], []), ("hold_split", [1, 1, 1], [])],
-    ids=["a block for each dp rank", "one for all", "a block each"],
-)
-def test_what_is_large_is_put_once_however_many_share_it(group, method, big, small):
-    """V12. A block that one worker gets goes with the call, which may put it: never twice. Small ones are inlined."""
-    group.dispatch_info("shared")
-    assert in_flight(group, method, rows(6 * BIG)) == big
-    assert in_flight(group, method, rows(6)) == small
-
-
-def spoilt(size):
-    """A batch with tensors, a column and a fact that can be changed in place."""
-    return DataProto.from_dict({"x": torch.zeros(size)}, {"n": np.zeros(size)}, {"fact": np.zeros(2)})
-
-
-def changed(data):
-    """The first numbers of all that it holds."""
-    if isinstance(data, DataProto):
-        return {*changed(data.batch), float(data.non_tensor_batch["n"][0]), float(data.meta_info["fact"][0])}
-    return {float(tensor[0]) for tensor in (data.values() if isinstance(data, TensorDict) else [data])}
-
-
-@pytest.mark.parametrize("size", [6, 6 * BIG], ids=["inlined", "in the store"])
-@pytest.mark.parametrize(
-    "make",
-    [spoilt, lambda n: TensorDict({"x": torch.zeros(n)}, batch_size=[n]), torch.zeros],
-    ids=["DataProto", "TensorDict", "tensor"],
-)
-def test_workers_change_what_they_get_in_place_and_nobody_else_sees_it(group, make, size):
-    """All workers share the argument's bytes (facts: an op on a view of the store writes into it, for all to see)."""
-    data = make(size)
-    kept = ray.put(data)
-    for argument in (data, kept):
-        assert [changed(result) for result in group.spoil(argument)] == [{1.0}, {2.0}, {3.0}]
-    if make is not torch.zeros:
-        assert [changed(result) for result in group.spoil_shared(data)] == [{1.0}, {2.0}, {3.0}]
-    assert changed(data) == changed(ray.get(kept)) == {0.0}
-
-
-@pytest.mark.parametrize("size", [6, 6 * BIG], ids=["inlined", "in the store"])
-def test_what_a_worker_returned_is_not_what_it_keeps(group, size):
-    result = group.keep(rows(size))
-    group.execute_all_sync("spoil_kept")
-    assert x(result[:3]) == [0, 1, 2]
-    result.batch["x"] += 1
-    assert x(group.execute_rank_zero_sync("kept_rows")[:2]) == [7, 8]
-
-
 # -- functions of the driver's, workers of workers ------------------------------------------------------------------
 
 
@@ -506,12 +332,12 @@ class Oven:
         self.heat = heat
 
     def bake(self, worker, data):
-        data.batch["x"] += self.heat + 100 * worker.start
+        data.tensor("x").add_(self.heat + 100 * worker.start)
         return data
 
 
 def stir(worker, data, extra=None, *, by=0):
-    data.batch["x"] += by + (0 if extra is None else extra.batch["x"])
+    data.tensor("x").add_(by + (0 if extra is None else extra.tensor("x")))
     return data
 
 

@@ -72,7 +72,7 @@ class Role(Worker):
 
     @register(MESH)
     def meshed(self, data):
-        data.batch["a"] += 10 * self.rank
+        data.tensor("a").add_(10 * self.rank)  # not `batch`: workers that need no TensorDict start sooner
         return data
 
     def told(self):
@@ -108,7 +108,7 @@ class Rollout(Role):
 
     @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
     async def later(self, data):
-        data.batch["a"] += 1
+        data.tensor("a").add_(1)
         return data
 
 

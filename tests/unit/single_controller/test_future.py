@@ -1,4 +1,4 @@
-"""What futures know without being fetched. What needs a store is in tests/pipeline/test_groups_async.py."""
+"""What futures know without being fetched. What needs a store is in tests/pipeline/test_groups_futures.py."""
 
 import pytest
 from hypothesis import given
