@@ -23,7 +23,6 @@ def test_experience_goes_from_maker_to_trainer_as_futures(make_config, ray_addre
     with cluster(ray_address, config.placement.bundles):
         maker, trainer = start_colocated(session, config.placement)
         assert maker.workers is trainer.workers  # one set of processes, two views
-        )
         maker.receive(*trainer.publish(0))
         experience = [maker.make(unit, at_least=0) for unit in session.units(0)]
         assert experience
