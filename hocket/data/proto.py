@@ -84,6 +84,11 @@ class DataProto:
         auto_padding: bool = False,
     ) -> Self:
         """Make a batch from tensors (B, ...), sequences of length B, and facts; the arguments stay untouched."""
+        kinds = {key: type(value).__name__ for key, value in (tensors or {}).items() if not torch.is_tensor(value)}
+        if kinds or (tensors or {}).keys() & (non_tensors or {}).keys():
+            raise BatchConflict(
+                f"found {kinds or 'a name twice'}; give tensors as `tensors`, the rest as `non_tensors`, no name twice"
+            )
         sizes = {key: tensor.size(0) if tensor.dim() else None for key, tensor in (tensors or {}).items()}
         if len(set(sizes.values())) > 1 or None in sizes.values():
             raise BatchConflict(f"tensors of one batch need the same first axis; found rows per tensor {sizes}")
@@ -214,6 +219,8 @@ class DataProto:
 
     def reorder(self, indices: Tensor) -> None:
         """Put the rows into this order, in place."""
+        if sorted(torch.as_tensor(indices).tolist()) != list(range(len(self))):
+            raise BatchConflict(f"an order of {len(self)} rows names each of them once; select_idxs chooses rows")
         self._become(self[indices])
 
     def chunk(self, chunks: int) -> list[Self]:
@@ -221,6 +228,7 @@ class DataProto:
 
         Raises BatchConflict when the rows do not divide, unless padding is enabled: then sizes differ by one at most.
         """
+        self.check_consistency()  # columns that were set directly may have another number of rows
         return [self[block] for block in blocks(len(self), chunks, uneven=self.is_padding_enabled())]
 
     def split(self, split_size: int) -> list[Self]:
@@ -236,6 +244,8 @@ class DataProto:
         Parts that lie side by side in one tensor's memory (what `chunk` gave) come back as a view of it, uncopied.
         Raises BatchConflict when names, dtypes, widths or facts of the parts disagree (`schema.collate` pads widths).
         """
+        if isinstance(cast(object, data), DataProto):
+            raise BatchConflict("found one batch; give a list of batches to join")
         leaves, first = Leaves.join([part.leaves() for part in data]), data[0]
         columns = join_columns([part.non_tensor_batch for part in data])
         if len({part._batch is None for part in data}) > 1:
@@ -277,6 +287,8 @@ class DataProto:
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
         """Append `padding_size` copies of the last row, or of the first for "first", in place."""
+        if padding_size < 0 or padding_candidate not in ("", "first", "last"):
+            raise BatchConflict(f"found {padding_size} rows of {padding_candidate!r}; give 0 or more of first or last")
         rows = [*range(len(self)), *[0 if padding_candidate == "first" else len(self) - 1] * padding_size]
         self._become(self[rows])
 
@@ -305,8 +317,9 @@ class DataProto:
         """Move these tensors, columns and facts out into a batch of their own; BatchLookup when one is missing."""
         asked = [set(keys or ()) for keys in (batch_keys, non_tensor_batch_keys, meta_info_keys)]
         there = [set(kind) for kind in (self.leaves(), self.non_tensor_batch, self.meta_info)]
-        if missing := [sorted(keys - names) for keys, names in zip(asked, there, strict=True) if keys - names]:
-            raise BatchLookup(f"the batch has no {missing}; it has {[sorted(map(str, names)) for names in there]}")
+        for kind, keys, names in zip(("tensors", "columns", "facts"), asked, there, strict=True):
+            if missing := sorted(keys - names):
+                raise BatchLookup(f"the batch has no {missing} among its {kind} {sorted(map(str, names))}")
         left = [names - keys for keys, names in zip(asked, there, strict=True)]
         moved, kept = (self.select(names[0], names[1], names[2]) for names in (asked, left))
         self._become(kept)

@@ -20,6 +20,8 @@ _LOG = logging.getLogger("hocket")
 
 def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
     """The batch with as many of its first rows appended, in turn, as make its length a multiple; and their number."""
+    if size_divisor < 1:
+        raise BatchConflict(f"cannot pad to a multiple of {size_divisor}; use at least 1")
     pad = -len(data) % size_divisor
     if not len(data):
         _LOG.warning("a batch without rows cannot be padded to a multiple of %d", size_divisor)
@@ -28,6 +30,8 @@ def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataPr
 
 def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
     """The batch without its last `pad_size` rows."""
+    if not 0 <= pad_size <= len(data):
+        raise BatchConflict(f"cannot take {pad_size} rows of padding from {len(data)} rows")
     return data[: len(data) - pad_size] if pad_size else data
 
 

@@ -53,7 +53,9 @@ def row_index(rows: Rows, length: int) -> Index:
 
 def blocks(rows: int, count: int, *, uneven: bool = False) -> list[slice]:
     """`count` blocks of `rows` rows, equal or, with `uneven`, of sizes that differ by one at most."""
-    if count < 1 or (rows % count and not uneven):
+    if count < 1:
+        raise BatchConflict(f"cannot split rows into {count} parts; use at least 1")
+    if rows % count and not uneven:
         raise BatchConflict(f"cannot split {rows} rows into {count} equal parts; use a multiple of {count}")
     size, longer = divmod(rows, count)
     return [slice(a, b) for a, b in pairwise(i * size + min(i, longer) for i in range(count + 1))]

@@ -84,6 +84,8 @@ class GroupMethod:
 
     def options(self, *, timeout: float) -> GroupMethod:
         """The same method with a deadline in seconds."""
+        if not isinstance(cast(object, timeout), int | float) or timeout <= 0:
+            raise GroupError(f"timeout is {timeout!r}; give seconds above 0")
         other = copy.copy(self)
         other._timeout = timeout
         return other

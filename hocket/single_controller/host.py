@@ -56,7 +56,7 @@ class Host:
         """Run `method` of the worker, or of its object for `role`."""
         self._check()
         target = self._worker if role is None else self._worker.worker_dict[role]
-        result = getattr(target, method)(*args, **kwargs)
+        result = getattr(target, method)(*map(_own, args), **{key: _own(value) for key, value in kwargs.items()})
         result = self._finish(role, result) if inspect.iscoroutine(result) else result
         use_our_wire()
         return result
@@ -77,6 +77,11 @@ class Host:
                 self._loops[role] = asyncio.new_event_loop()
                 threading.Thread(target=self._loops[role].run_forever, name=f"{role} loop", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loops[role]).result()
+
+
+def _own(value: Any) -> Any:
+    """A numpy array that arrives is read-only memory, which other processes read too; batches see to it themselves."""
+    return value.copy() if type(value).__name__ == "ndarray" and not value.flags.writeable else value
 
 
 def use_our_wire() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from hocket.errors import GroupError
 from hocket.single_controller.devices import RESOURCE
 from hocket.single_controller.host import ROUTE, host_class, lane
 
@@ -20,6 +21,8 @@ class ClassWithInitArgs:
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         self.cls, self.args, self.kwargs = cls, args, kwargs
         self.fused_worker_used = False
+        if not isinstance(cast(object, self.plain), type):
+            raise GroupError(f"found {cls!r}; give a class, plain or under @ray.remote, and its arguments after it")
 
     @property
     def plain(self) -> type:

@@ -32,7 +32,10 @@ class ResourcePool:
     def __init__(
         self, process_on_nodes: Sequence[int] | None = None, max_colocate_count: int = 10, n_gpus_per_node: int = 8
     ) -> None:
-        self.store = list(process_on_nodes or [])
+        counts: Any = process_on_nodes or []
+        if not isinstance(counts, Sequence) or not all(type(count) is int for count in cast(Sequence[Any], counts)):
+            raise GroupError(f"process_on_nodes is {counts!r}; give whole numbers, one per node, as [2] or [2, 1]")
+        self.store = list(cast(Sequence[int], counts))
         self.max_colocate_count, self.n_gpus_per_node = max_colocate_count, n_gpus_per_node
 
     def add_node(self, process_count: int) -> None:

@@ -59,6 +59,7 @@ class RayWorkerGroup:
         wait_ready: bool = True,
         watch: bool | Callable[[WorkerDied], None] = True,
     ) -> None:
+        _check_kinds(resource_pool, ray_cls_with_init, worker_names)
         self.ray_cls_with_init, self.device_name, self.profile_steps = ray_cls_with_init, device_name, profile_steps
         self.name_prefix = secrets.token_hex(3) if name_prefix is None else name_prefix
         self.sub_cls_name = ray_cls_with_init.plain.__name__ if ray_cls_with_init else "worker"
@@ -69,6 +70,8 @@ class RayWorkerGroup:
         if resource_pool is None:
             self.workers = Handles(worker_handles or map(_by_name, worker_names or ()))
             self.worker_names, places = list(worker_names or ()), [""] * self.world_size
+            if not self.workers:
+                raise GroupError("found no workers; give a resource_pool, or worker_names or worker_handles")
         else:
             if ray_cls_with_init is None:
                 raise GroupError("found a pool but no class; give ray_cls_with_init=RayClassWithInitArgs(cls, ...)")
@@ -268,7 +271,21 @@ class RayWorkerGroup:
         return self._waiter.gather(refs, who=who, what=method, timeout=timeout, check=self._watch.check)
 
 
+def _check_kinds(pool: object, spec: object, names: object) -> None:
+    if pool is not None and not isinstance(pool, RayResourcePool):
+        raise GroupError(f"resource_pool is {pool!r}; give RayResourcePool([workers per node, ...])")
+    if spec is not None and not isinstance(spec, RayClassWithInitArgs):
+        raise GroupError(f"ray_cls_with_init is {spec!r}; give RayClassWithInitArgs(cls, its arguments)")
+    if isinstance(names, str):
+        raise GroupError(f"worker_names is the string {names!r}; give a list of names")
+
+
 def _by_name(name: str) -> Any:
     """A handle that counts: the actor lives as long as it does. The one of `ray.get_actor` is a weak one."""
-    make, (state, _, outer) = cast(Any, ray.get_actor(name)).__reduce__()
+    try:
+        make, (state, _, outer) = cast(Any, ray.get_actor(name)).__reduce__()
+    except ValueError as error:
+        raise GroupError(
+            f"no actor {name!r} lives in this namespace; look at the other group's worker_names"
+        ) from error
     return make(state, False, outer)
