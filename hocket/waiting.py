@@ -102,9 +102,11 @@ class Waiter:
                     os.kill(pid, signal.SIGUSR1)
         time.sleep(1)  # the time to write the stacks
         stacks = "its stacks are in the log" if self._processes else "look into Ray's logs"
+        knobs = ("ray.start_timeout", "the ray_wait_register_center_timeout of the group")
+        run, own = knobs if what == "start" else ("ray.call_timeout", "the timeout of the group or call")
         return WorkerDied(
             f"{', '.join(late)} did not answer within {limit:g} s while it was to {what}; {stacks}. If the work is "
-            f"that long, raise ray.call_timeout of a run, or the timeout of the group or call.{self._tail(late[0])}"
+            f"that long, raise {run} of a run, or {own}.{self._tail(late[0])}"
         )
 
     def _first_failure(self, refs: Sequence[Any], who: Sequence[str], what: str, error: RayError) -> HocketError:
@@ -165,6 +167,8 @@ def reason_of_death(error: BaseException) -> str:
     text = str(error)
     if "creation task" in text or "__init__" in text:
         return text.strip().splitlines()[-1]
+    if "placement group was removed" in text:
+        return "its place was given back to the cluster, as the `close` of its pool does"
     if "INTENDED_USER_EXIT" in text:
         return "the code that it ran asked the process to exit"
     if "connection error code 2" in text or "SIGKILL" in text:

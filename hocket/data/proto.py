@@ -206,6 +206,7 @@ class DataProto:
         return DataProtoItem(batch, {key: column[i] for key, column in self.non_tensor_batch.items()}, self.meta_info)
 
     def _take(self, index: Index) -> Self:
+        self.check_consistency()  # columns that were set directly may have another number of rows
         columns = {key: column[index_array(index)] for key, column in self.non_tensor_batch.items()}
         return self._like(self.leaves().take(index), columns, dict(self.meta_info))
 
@@ -228,7 +229,6 @@ class DataProto:
 
         Raises BatchConflict when the rows do not divide, unless padding is enabled: then sizes differ by one at most.
         """
-        self.check_consistency()  # columns that were set directly may have another number of rows
         return [self[block] for block in blocks(len(self), chunks, uneven=self.is_padding_enabled())]
 
     def split(self, split_size: int) -> list[Self]:
@@ -247,6 +247,8 @@ class DataProto:
         if isinstance(cast(object, data), DataProto):
             raise BatchConflict("found one batch; give a list of batches to join")
         leaves, first = Leaves.join([part.leaves() for part in data]), data[0]
+        for part in data:
+            part.check_consistency()
         columns = join_columns([part.non_tensor_batch for part in data])
         if len({part._batch is None for part in data}) > 1:
             raise BatchConflict("some parts have a batch of tensors and others have none; give all of them one")

@@ -97,7 +97,10 @@ class GroupMethod:
         if self._blocking:
             output = group._gather(output, self._method, self._timeout)
         elif self._sized:
-            output = [Block(*pair) if isinstance(pair, list) else pair for pair in output]
+            output = [
+                Block(pair[0], pair[1], who, self._method) if isinstance(pair, list) else pair
+                for pair, who in zip(output, group._who, strict=False)
+            ]
         result = self._functions["collect_fn"](group, output if self._joins or not self._alone else output[0])
         pads = [value.pad for value in (*split, *named.values()) if isinstance(value, Scatter) and value.pad[0]]
         return _without_padding(result, pads[0]) if self._joins and pads else result

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import ray
 
+from hocket.errors import GroupError
 from hocket.single_controller.decorator import MAGIC_ATTR, Dispatch, registered_methods
 from hocket.single_controller.host import ROUTE
 from hocket.single_controller.ray_class import RayClassWithInitArgs
@@ -40,6 +41,12 @@ def create_colocated_worker_cls_fused(class_dict: Mapping[str, RayClassWithInitA
 
 
 def _bind(class_dict: Mapping[str, RayClassWithInitArgs], name: str) -> type[Worker]:
+    for role, spec in class_dict.items():
+        if not str(role).isidentifier() or not isinstance(cast(object, spec), RayClassWithInitArgs):
+            raise GroupError(f"found {role!r}: {spec!r}; give {{'role': RayClassWithInitArgs(cls, its arguments)}}")
+    if not class_dict:
+        raise GroupError("found no roles to bind; give {'role': RayClassWithInitArgs(cls, its arguments)}")
+
     class WorkerDict(Worker):
         role_specs: ClassVar[dict[str, RayClassWithInitArgs]] = dict(class_dict)
 

@@ -83,7 +83,9 @@ def _blocks(count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argum
 
     def cut(value: Any) -> Scatter:
         if isinstance(value, DataProtoFuture):
-            return Scatter(value.chunk(count))
+            chunks = Scatter(value.chunk(count, padded=True))  # the padding of the call before serves this one too
+            chunks.pad = value.pad
+            return chunks
         if not batches.is_batch(value):
             raise BatchError(
                 f"found an argument of type {type(value).__name__}; rows are split over workers from a DataProto, a "
@@ -138,6 +140,8 @@ def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> Mode:
 
     def dispatch(group: Any, *args: Any, **kwargs: Any) -> Arguments:
         ranks = group.dispatch_info(mesh_name)
+        if sorted(set(ranks)) != list(range(max(ranks) + 1)):
+            raise GroupError(f"mesh {mesh_name!r} has the dp ranks {ranks}; they must count from 0 without a gap")
 
         def for_workers(blocks: Scatter) -> Scatter:
             shared = Scatter(blocks[rank] for rank in ranks)

@@ -8,16 +8,19 @@ from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
-from hocket.errors import BatchError
+from hocket.errors import BatchError, HocketError
+from hocket.waiting import Waiter
 
 
 class Block(NamedTuple):
-    """What one worker is about to return: a reference to the rows, and one to their number."""
+    """What one worker is about to return: a reference to the rows, one to their number, and who does what for it."""
 
     ref: Any
     rows: Any
+    who: str = "a worker"
+    what: str = "give its rows"
 
 
 def kept_rows(total: int, pad: int, padded: int) -> int:
@@ -46,43 +49,34 @@ class DataProtoFuture:
         pad: tuple[int, int] = (0, 1),
     ) -> None:
         self.collect_fn, self.futures, self.dispatch_fn = collect_fn, list(futures), dispatch_fn
-        self._part, self._pad = part, pad
+        self._part, self.pad = part, pad
 
     @property
     def refs(self) -> list[Any]:
         """The references to the blocks."""
         return [future.ref if isinstance(future, Block) else future for future in self.futures]
 
-    def chunk(self, chunks: int) -> list[DataProtoFuture]:
-        """`chunks` futures, each of an equal part of the rows in order; nothing is fetched."""
+    def chunk(self, chunks: int, *, padded: bool = False) -> list[DataProtoFuture]:
+        """`chunks` futures of equal parts of the rows in order, with the padding or without; nothing is fetched."""
         index, of = self._part
+        pad = (0, 1) if padded else self.pad
         parts = [(index * chunks + i, of * chunks) for i in range(chunks)]
-        return [
-            DataProtoFuture(self.collect_fn, self.futures, self.dispatch_fn, part=part, pad=self._pad) for part in parts
-        ]
+        return [DataProtoFuture(self.collect_fn, self.futures, self.dispatch_fn, part=part, pad=pad) for part in parts]
 
-    def get(self, timeout: float | None = None) -> Any:
+    def get(self, timeout: float = 3600) -> Any:
         """Fetch the rows, as private copies.
 
-        Raises what the workers raised, Ray's GetTimeoutError after `timeout` seconds, and BatchError when the rows
-        do not divide into equal chunks.
+        Raises what the workers raised, as a group does, WorkerDied after `timeout` seconds, and BatchError when the
+        rows do not divide into equal chunks.
         """
         if self.dispatch_fn is None and all(isinstance(future, Block) for future in self.futures):
             return self._get_blocks(timeout)
-        joined = self.collect_fn(ray.get(self.refs, timeout=timeout))
+        joined = self.collect_fn(self._wait(self.refs, timeout))
         joined = self.dispatch_fn(joined) if self.dispatch_fn else joined
-        return joined if (self._part, self._pad[0]) == ((0, 1), 0) else joined[slice(*self._window(len(joined)))]
+        return joined if (self._part, self.pad[0]) == ((0, 1), 0) else joined[slice(*self._window(len(joined)))]
 
-    def _get_blocks(self, timeout: float | None) -> Any:
-        try:
-            counts = cast(list[int], ray.get([block.rows for block in self.futures], timeout=timeout))
-        except GetTimeoutError:
-            raise
-        except RayError:
-            for ref in ray.wait(self.refs, num_returns=len(self.refs), timeout=0)[0]:
-                with contextlib.suppress(RayError):
-                    ray.get(ref)  # the same error; Ray reports a failed reference that nobody looks at
-            raise
+    def _get_blocks(self, timeout: float) -> Any:
+        counts = cast(list[int], self._wait([block.rows for block in self.futures], timeout))
         first, last = self._window(sum(counts))
         picked: list[tuple[Any, int, int]] = []
         offset = 0
@@ -91,14 +85,25 @@ class DataProtoFuture:
             if start < stop or (first == last and not picked):  # no rows at all: one empty block says of what kind
                 picked.append((ref, start, max(start, stop)))
             offset += count
-        values = ray.get([ref for ref, _, _ in picked], timeout=timeout)
+        values = self._wait([ref for ref, _, _ in picked], timeout)
         parts = [value[start:stop] for value, (_, start, stop) in zip(values, picked, strict=True)]
         return self.collect_fn(parts)
+
+    def _wait(self, refs: Sequence[Any], timeout: float) -> list[Any]:
+        named = [one if isinstance(one, Block) else Block(one, None) for one in self.futures]
+        who = [next(block.who for block in named if ref in (block.ref, block.rows)) for ref in refs]
+        try:
+            return Waiter(timeout=timeout).gather(refs, who=who, what=named[0].what)
+        except HocketError:
+            for ref in ray.wait(self.refs, num_returns=len(self.refs), timeout=0)[0]:
+                with contextlib.suppress(RayError):
+                    ray.get(ref)  # the same error; Ray reports a failed reference that nobody looks at
+            raise
 
     def _window(self, total: int) -> tuple[int, int]:
         """First and last (exclusive) of `total` rows that are this future's."""
         index, of = self._part
-        total = kept_rows(total, *self._pad)
+        total = kept_rows(total, *self.pad)
         if total % of:
             raise BatchError(f"cannot split {total} rows of a future into {of} equal parts; use a multiple of {of}")
         return index * total // of, (index + 1) * total // of

@@ -83,6 +83,8 @@ class RayResourcePool(ResourcePool):
         ready_timeout: float = 60,
     ) -> None:
         super().__init__(process_on_nodes, max_colocate_count)
+        if min(cpus_per_worker, gpus_per_worker, *(resources or {}).values()) < 0:
+            raise GroupError("found less than nothing to reserve for a worker; give amounts of 0 or more")
         self.name_prefix = secrets.token_hex(3) if name_prefix is None else name_prefix
         self.use_gpu, self.detached, self.accelerator_type = use_gpu, detached, accelerator_type
         self.cpus_per_worker, self.gpus_per_worker = cpus_per_worker, gpus_per_worker
@@ -151,7 +153,7 @@ class RayResourcePool(ResourcePool):
         if not _fits(self.store, rooms, strategy):
             raise PlacementError(
                 f"{self._asks(bundle)}, which can never be given: its {len(nodes)} nodes have room for {rooms} workers "
-                f"and the strategy is {strategy}. Ask for fewer workers, lower cpus_per_worker, or set use_gpu=False"
+                f"and the strategy is {strategy}. Ask for fewer workers, for less per worker, or set use_gpu=False"
             )
 
     def _wait(self, groups: Sequence[Any], bundle: Mapping[str, float]) -> None:

@@ -151,6 +151,7 @@ class RayWorkerGroup:
     def spawn(self, prefix_set: Collection[str]) -> dict[str, RayWorkerGroup]:
         """A view per role on the same processes, where the role's methods have their own names."""
         roles = self.ray_cls_with_init.roles if self.ray_cls_with_init else {}
+        prefix_set = {prefix_set} if isinstance(prefix_set, str) else prefix_set
         if unknown := sorted(set(prefix_set) - set(roles)):
             raise GroupError(f"no role {unknown} is bound in {self.sub_cls_name}; it has {sorted(roles)}")
         return {role: self._view(role) for role in prefix_set}
@@ -158,6 +159,8 @@ class RayWorkerGroup:
     def fuse(self, prefix_set: Collection[str]) -> None:
         """Make the views attributes: `group.actor.add(...)`."""
         for role, view in self.spawn(prefix_set).items():
+            if not isinstance(vars(self).get(role), RayWorkerGroup):
+                self._demand_free(role)
             setattr(self, role, view)
 
     def _view(self, role: str) -> RayWorkerGroup:
@@ -177,8 +180,13 @@ class RayWorkerGroup:
         self.method_names = list(methods)
         for name, noted in methods.items():
             role, method = getattr(getattr(cls, name), ROUTE, (self._role, name))
+            self._demand_free(name)
             # a class of its own per method, so that it has the method's name in traces
             setattr(self, name, type(name, (GroupMethod,), {})(self, role, method, noted))
+
+    def _demand_free(self, name: str) -> None:
+        if hasattr(type(self), name) or name in vars(self):
+            raise GroupError(f"the name {name!r} belongs to the group itself; give the method or role another one")
 
     def __getattr__(self, name: str) -> Any:
         methods = sorted(self.__dict__.get("method_names", ()))

@@ -10,11 +10,10 @@ import ray
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.exceptions import GetTimeoutError, RayTaskError
 
 from hocket.data.batches import concat
 from hocket.data.proto import DataProto
-from hocket.errors import BatchError, HocketError
+from hocket.errors import BatchError, HocketError, WorkerDied
 from hocket.single_controller import (
     DataProtoFuture,
     Dispatch,
@@ -129,7 +128,7 @@ def test_get_with_a_timeout(makers):
     ref = makers.execute_rank_zero_async("gated", "timeout", 0, 2)
     block = DataProtoFuture(concat, [Block(ref, ray.put(2))])
     for waiting in (block, block.chunk(2)[0], DataProtoFuture(concat, [ref])):
-        with pytest.raises(GetTimeoutError):
+        with pytest.raises(WorkerDied, match=r"did not answer within 0\.05 s"):
             waiting.get(timeout=0.05)
     makers.open("timeout")
     assert x(block.get(timeout=LONG)) == [0, 1]
@@ -180,8 +179,8 @@ def test_rows_that_do_not_divide_among_the_receivers(makers, takers):
     odd = makers.add(rows(3, auto_padding=True))
     with pytest.raises(BatchError, match=r"cannot split 3 rows of a future into 2 equal parts"):
         odd.chunk(2)[0].get(timeout=LONG)
-    with pytest.raises(RayTaskError, match="cannot split 3 rows of a future into 2 equal parts"):
-        takers.add(odd).get(timeout=LONG)
+    # but the padding of the first call serves the second, and is left out at the end
+    assert x(takers.add(odd).get(timeout=LONG)) == x(takers.add(odd.get()).get(timeout=LONG))
 
 
 @pytest.mark.parametrize("length", range(6))
@@ -204,7 +203,7 @@ def test_futures_in_lists_and_futures_that_the_method_wants_itself(makers, taker
 def test_a_future_tells_what_its_worker_raised(makers, takers):
     with pytest.raises(ValueError, match="no rows today"):
         makers.fails(rows(2)).get(timeout=LONG)
-    with pytest.raises(RayTaskError, match="no rows today"):
+    with pytest.raises(ValueError, match=r"rank 0 of Rows.*rank 0 of Rows.*fails: ValueError: no rows today"):
         takers.add(makers.fails(rows(2))).get(timeout=LONG)
 
 

@@ -102,7 +102,7 @@ def test_chunk_split_and_concat_are_inverse():
     ("act", "text"),
     [
         (lambda: batch(5).chunk(2), "cannot split 5 rows into 2 equal parts; use a multiple of 2"),
-        (lambda: batch().chunk(0), "cannot split 4 rows into 0"),
+        (lambda: batch().chunk(0), "cannot split rows into 0 parts"),
         (lambda: batch().split(0), "blocks of 0 rows"),
         (lambda: DataProto.concat([]), "empty list"),
         (lambda: DataProto.concat([batch(), batch().select(["ids"])]), "part 1 holds ['ids'], part 0 holds"),
@@ -210,3 +210,12 @@ def test_to_a_device_keeps_everything_else():
     moved = batch().to("cpu")
     assert torch.equal(moved.tensor("ids"), batch().tensor("ids"))
     assert moved.non_tensor_batch["uid"].tolist() == ["p:0", "p:1", "p:2", "p:3"]
+
+
+def test_a_column_set_directly_is_checked_where_rows_are_taken():
+    """Old trap: columns set by hand with too few rows were cut into parts of other sizes without a word."""
+    data = DataProto.from_dict({"x": torch.arange(4)})
+    data.non_tensor_batch["q"] = np.array([1])
+    for use in (lambda: data.chunk(2), lambda: data[1:3], lambda: DataProto.concat([data, data])):
+        with pytest.raises(BatchError, match="column 'q' has 1 rows, the batch has 4"):
+            use()
