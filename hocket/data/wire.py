@@ -148,9 +148,13 @@ def join(key: str, leaves: Sequence[Any]) -> Any:
         )
     live = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     whole = _rejoin(live) if len(live) == len(leaves) else None
-    if whole is None and all(_copies_as_bytes(leaf) for leaf in live):
+    worth = len(live) < len(leaves) or sum(leaf.nbytes for leaf in live) >= _HUGE_PAGES
+    if whole is None and worth and all(_copies_as_bytes(leaf) for leaf in live):
         return FrozenTensor.join([freeze(leaf) for leaf in leaves])
     return torch.cat([thaw(leaf) for leaf in leaves]) if whole is None else whole
+
+
+_HUGE_PAGES = 4 * 2**20  # bytes from which numpy's memory is quicker to touch first than torch's
 
 
 def _copies_as_bytes(tensor: Tensor) -> bool:
