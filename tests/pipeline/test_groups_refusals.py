@@ -36,6 +36,6 @@ def test_a_call_after_the_pool_was_closed_says_so():
     pool = RayResourcePool([1])
     group = RayWorkerGroup(pool, RayClassWithInitArgs(Worker), watch=False)
     pool.close()
+    calls = iter(lambda: group.execute_all_sync("get_cuda_visible_devices"), None)
     with pytest.raises(WorkerDied, match="its place was given back to the cluster"):
-        while True:  # Ray ends the worker a moment later
-            group.execute_all_sync("get_cuda_visible_devices")
+        list(calls)  # Ray ends the worker a moment later
