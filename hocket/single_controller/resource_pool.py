@@ -153,7 +153,7 @@ class RayResourcePool(ResourcePool):
         if not _fits(self.store, rooms, strategy):
             raise PlacementError(
                 f"{self._asks(bundle)}, which can never be given: its {len(nodes)} nodes have room for {rooms} workers "
-                f"and the strategy is {strategy}. Ask for fewer workers, for less per worker, or set use_gpu=False"
+                f"and the strategy is {strategy}. Ask for fewer workers, lower cpus_per_worker, or set use_gpu=False"
             )
 
     def _wait(self, groups: Sequence[Any], bundle: Mapping[str, float]) -> None:
