@@ -42,8 +42,11 @@ def changer_class():
 
 @pytest.fixture(scope="module")
 def changer(ray_address):
+    gc.collect()  # handles of groups of an earlier session: to Ray, dropping them later may look like dropping ours
     ray.init(address=ray_address, log_to_driver=False)
-    yield ray.remote(num_cpus=0)(changer_class()).remote()
+    actor = ray.remote(num_cpus=0)(changer_class()).remote()
+    ray.get(actor.__ray_ready__.remote(), timeout=60)
+    yield actor
     ray.shutdown()
 
 
