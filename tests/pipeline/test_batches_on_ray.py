@@ -1,4 +1,7 @@
-"""The wire through a real Ray actor: what a worker changes, nobody else sees; TensorDicts take the wire as well."""
+"""The wire through a real Ray actor: what a worker changes, nobody else sees; TensorDicts take the wire as well.
+
+It runs before the tests that start private clusters: after one, actors of another cluster die in the same process.
+"""
 
 import gc
 
