@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "coming-from-verl.md", ROOT / "docs" / "zh" / "coming-from-verl.md"]
 # The old line on the left, the new one on the right.
