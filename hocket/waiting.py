@@ -43,10 +43,7 @@ class Waiter:
         say: Callable[[str], None] = lambda text: None,
         stop: Callable[[], None] = lambda: None,
     ) -> None:
-        self._timeout = timeout
-        self._logs = logs
-        self._say = say
-        self._stop = stop
+        self._timeout, self._logs, self._say, self._stop = timeout, logs, say, stop
         self._processes: list[tuple[str, int]] = []
         self._longest: dict[str, float] = {}
 
@@ -85,17 +82,17 @@ class Waiter:
             except RayError as error:
                 raise self._first_failure(refs, who, what, error) from error
             waited = time.monotonic() - start
-            if waited >= limit:
-                raise self._too_late(refs, who, what, limit)
+            if waited >= limit and (late := _pending(refs, who)):
+                raise self._too_late(late, what, limit)
             if waited > patience:
-                self._say(f"waiting for {_names(refs, who)} to {what} ({waited:.0f} s so far, at most {limit:.0f} s)")
+                names = ", ".join(_pending(refs, who))
+                self._say(f"waiting for {names} to {what} ({waited:.0f} s so far, at most {limit:.0f} s)")
                 patience = limit
         self._longest[kind] = max(self._longest.get(kind, 0.0), time.monotonic() - start)
         self._stop()
         return values
 
-    def _too_late(self, refs: Sequence[Any], who: Sequence[str], what: str, limit: float) -> HocketError:
-        late = _pending(refs, who)
+    def _too_late(self, late: Sequence[str], what: str, limit: float) -> HocketError:
         for host, pid in self._processes:
             if host == socket.gethostname():
                 with contextlib.suppress(ProcessLookupError):
@@ -110,19 +107,16 @@ class Waiter:
         )
 
     def _first_failure(self, refs: Sequence[Any], who: Sequence[str], what: str, error: RayError) -> HocketError:
-        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE)
         failed: list[tuple[str, RayError]] = []
-        for ref, name in zip(refs, who, strict=True):
-            if ref in done:
-                try:
-                    ray.get(ref)
-                except RayError as reason:
-                    failed.append((name, reason))
+        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE)[0]:
+            try:
+                ray.get(ref)
+            except RayError as reason:
+                failed.append((who[list(refs).index(ref)], reason))
         (first, reason), *others = failed or [(", ".join(who), error)]
         told = self.explain(reason, who=first, what=what)
-        notes = [f"{name} failed too" for name, _ in others] + [
-            f"{name} is still at it" for name in _pending(refs, who)
-        ]
+        notes = [f"{name} failed too" for name, _ in others]
+        notes += [f"{name} is still at it" for name in _pending(refs, who)]
         return type(told)(f"{told.message} ({'; '.join(notes)})") if notes else told
 
     def explain(self, error: RayError, *, who: str, what: str) -> HocketError:
@@ -156,10 +150,6 @@ class Waiter:
 def _pending(refs: Sequence[Any], who: Sequence[str]) -> list[str]:
     left = ray.wait(list(refs), num_returns=len(refs), timeout=0)[1]
     return [name for ref, name in zip(refs, who, strict=True) if ref in left]
-
-
-def _names(refs: Sequence[Any], who: Sequence[str]) -> str:
-    return ", ".join(_pending(refs, who))
 
 
 def reason_of_death(error: BaseException) -> str:

@@ -19,25 +19,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Growing(type):
-    """Members by name, on the class itself: iteration, `in`, `[name]`; numbers are not given twice."""
+    """Members by name in any case, on the class itself: iteration, `in`, `[name]`; numbers are not given twice."""
 
     members: dict[str, Any]
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
         super().__init__(name, bases, namespace)
         cls.members, cls.numbers = {}, itertools.count()
+        for member in inspect.get_annotations(cls):
+            cls.register(member)
 
     def __iter__(cls) -> Iterator[Any]:
         return iter(cls.members.values())
+
+    def __len__(cls) -> int:
+        return len(cls.members)
 
     def __contains__(cls, item: object) -> bool:
         return item in cls.members.values() or (isinstance(item, str) and item.upper() in cls.members)
 
     def __getitem__(cls, name: str) -> Any:
         return cls.members[name.upper()]
-
-    def __len__(cls) -> int:
-        return len(cls.members)
 
     def register(cls, name: str) -> Any:
         """Add a member; GroupError when the name is taken."""
@@ -53,7 +55,7 @@ class _Growing(type):
         return cls.members.pop(name.upper())
 
     def from_name(cls, name: str) -> Any:
-        """The member of that name in any case, or None."""
+        """The member of that name, or None."""
         return cls.members.get(name.upper())
 
     def names(cls) -> list[str]:
@@ -103,28 +105,23 @@ class Execute(DynamicEnum):
     RANK_ZERO: ClassVar[Execute]
 
 
-for _enum in (Dispatch, Execute):
-    for _name in _enum.__annotations__:
-        _enum.register(_name)
-
-
 def register(
-    dispatch_mode: Dispatch | Mapping[str, Callable[..., Any]] | None = None,
-    execute_mode: Execute | None = None,
+    dispatch_mode: Dispatch | Mapping[str, Callable[..., Any]] = Dispatch.ALL_TO_ALL,
+    execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
     materialize_futures: bool = True,
 ) -> Callable[[F], F]:
     """Make a Worker method, sync or async, callable on a whole group.
 
-    `dispatch_mode` (default ALL_TO_ALL) is a member of Dispatch or a dict of `dispatch_fn(group, *args, **kwargs)
-    -> (args, kwargs)` and `collect_fn(group, outputs)`. With `blocking=False` the call returns futures at once.
-    Inside the worker, arguments that are futures (or lists of them) are replaced by what they stand for before
-    the body runs. Called on the object itself, the method is an ordinary one. Raises GroupError for other modes.
+    `dispatch_mode` is a member of Dispatch or a dict of `dispatch_fn(group, *args, **kwargs) -> (args, kwargs)` and
+    `collect_fn(group, outputs)`; GroupError for others. With `blocking=False` the call returns futures at once. In
+    the worker, futures among the arguments (also in lists) are fetched before the body runs.
     """
-    mode = Dispatch.ALL_TO_ALL if dispatch_mode is None else dispatch_mode
-    execute = Execute.ALL if execute_mode is None else execute_mode
-    _check_dispatch_mode(mode)
-    if not isinstance(cast(object, execute), Execute):
+    mode, execute = cast(Any, dispatch_mode), cast(Any, execute_mode)
+    if not isinstance(mode, Dispatch) and not (isinstance(mode, Mapping) and {"dispatch_fn", "collect_fn"} <= {*mode}):
+        members = f"Dispatch.<one of {Dispatch.names()}>"
+        raise GroupError(f"dispatch_mode is {mode!r}; give {members}, or a dict of dispatch_fn and collect_fn")
+    if not isinstance(execute, Execute):
         raise GroupError(f"execute_mode is {execute!r}; give Execute.<one of {Execute.names()}>")
     noted = {"dispatch_mode": mode, "execute_mode": execute, "blocking": blocking}
 
@@ -151,24 +148,9 @@ def register(
     return decorate
 
 
-def _check_dispatch_mode(mode: Any) -> None:
-    if isinstance(mode, Dispatch) or (isinstance(mode, Mapping) and {"dispatch_fn", "collect_fn"} <= set(mode)):
-        return
-    raise GroupError(
-        f"dispatch_mode is {mode!r}; give Dispatch.<one of {Dispatch.names()}>, or a dict of dispatch_fn and collect_fn"
-    )
-
-
 def concurrency(group: str, *, num_returns: int = 1) -> Callable[[F], F]:
-    """Run the method on the threads of `group` where its class was given such groups.
-
-    It is `ray.method` with the type of the method kept. Where the class has no groups, it does nothing.
-    """
-
-    def decorate(method: F) -> F:
-        return cast(F, cast(Any, ray.method)(concurrency_group=group, num_returns=num_returns)(method))
-
-    return decorate
+    """`ray.method`, typed: run the method on the threads of `group` where its class was given such groups."""
+    return cast(Any, ray.method)(concurrency_group=group, num_returns=num_returns)
 
 
 def registered_methods(cls: type) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Any
 
 import ray
 
@@ -19,10 +18,8 @@ def get_device_name() -> str:
     """The kind of device that torch finds in this process: "cuda", "npu" or "cpu"."""
     import torch  # here, because a worker without tensors starts a second sooner without it
 
-    npu: Any = getattr(torch, "npu", None)
-    if torch.cuda.is_available():
-        return "cuda"
-    return "npu" if npu is not None and npu.is_available() else "cpu"
+    found = [kind for kind in ("cuda", "npu") if hasattr(torch, kind) and getattr(torch, kind).is_available()]
+    return [*found, "cpu"][0]
 
 
 def get_nccl_backend() -> str:
@@ -38,8 +35,7 @@ def visible_devices_keyword() -> str:
 def tidy_visible_devices() -> None:
     """Move AMD's masks into CUDA_VISIBLE_DEVICES, which torch reads; PlacementError when they contradict.
 
-    Where Ray was told not to mask (RAY_EXPERIMENTAL_NOSET_*), the device that Ray assigned becomes LOCAL_RANK
-    and the current one. Untested on accelerators other than by the rules themselves.
+    Where Ray was told not to mask (RAY_EXPERIMENTAL_NOSET_*), the device that it assigned is LOCAL_RANK and current.
     """
     cuda, hip, rocr = (os.environ.get(name) for name in _MASKS)
     if rocr and (cuda or hip):
@@ -51,13 +47,9 @@ def tidy_visible_devices() -> None:
         for name in _MASKS[1:]:
             os.environ.pop(name, None)
     if any(key.startswith("RAY_EXPERIMENTAL_NOSET_") for key in os.environ) and ray.is_initialized():
-        _take_assigned_device()
+        assigned = [ids for ids in ray.get_runtime_context().get_accelerator_ids().values() if ids]
+        if assigned and get_device_name() != "cpu":
+            import torch
 
-
-def _take_assigned_device() -> None:
-    assigned = [ids for ids in ray.get_runtime_context().get_accelerator_ids().values() if ids]
-    if assigned and get_device_name() != "cpu":
-        import torch
-
-        os.environ["LOCAL_RANK"] = assigned[0][0]
-        getattr(torch, get_device_name()).set_device(int(assigned[0][0]))
+            os.environ["LOCAL_RANK"] = assigned[0][0]
+            getattr(torch, get_device_name()).set_device(int(assigned[0][0]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -24,32 +26,28 @@ class Block(NamedTuple):
 
 
 def kept_rows(total: int, pad: int, padded: int) -> int:
-    """Rows of a result of `total` rows that answer to real input, when the last `pad` of `padded` input rows did not.
+    """Of `total` rows of a result those that answer to real input, when the last `pad` of `padded` input rows did not.
 
     A method may return several rows per input row; a result that is no multiple of its input is kept whole.
     """
     return total if total % padded else total - pad * (total // padded)
 
 
+@dataclass(eq=False)
 class DataProtoFuture:
     """Rows that lie in blocks behind references, one per worker that made them, in order.
 
-    `collect_fn` joins a list of what the references give, `dispatch_fn` picks from the joined rows. References given
-    as Block know their number of rows, so that a chunk fetches only the blocks which hold its rows. `pad` is
-    (rows, of): so many of so many input rows were added by the dispatch and are left out again.
+    `collect_fn` joins a list of what the references give, `dispatch_fn` picks from the joined rows. Of `futures` that
+    are Blocks a chunk fetches only those with its rows. `part` is (number of the chunk, of how many), `pad` is (rows
+    that were added to the input, rows with them).
     """
 
-    def __init__(
-        self,
-        collect_fn: Callable[[Any], Any],
-        futures: Sequence[Any],
-        dispatch_fn: Callable[[Any], Any] | None = None,
-        *,
-        part: tuple[int, int] = (0, 1),
-        pad: tuple[int, int] = (0, 1),
-    ) -> None:
-        self.collect_fn, self.futures, self.dispatch_fn = collect_fn, list(futures), dispatch_fn
-        self._part, self.pad = part, pad
+    collect_fn: Callable[[Any], Any]
+    futures: Sequence[Any]
+    dispatch_fn: Callable[[Any], Any] | None = None
+    _: KW_ONLY
+    part: tuple[int, int] = (0, 1)
+    pad: tuple[int, int] = (0, 1)
 
     @property
     def refs(self) -> list[Any]:
@@ -58,36 +56,28 @@ class DataProtoFuture:
 
     def chunk(self, chunks: int, *, padded: bool = False) -> list[DataProtoFuture]:
         """`chunks` futures of equal parts of the rows in order, with the padding or without; nothing is fetched."""
-        index, of = self._part
-        pad = (0, 1) if padded else self.pad
-        parts = [(index * chunks + i, of * chunks) for i in range(chunks)]
-        return [DataProtoFuture(self.collect_fn, self.futures, self.dispatch_fn, part=part, pad=pad) for part in parts]
+        (index, of), pad = self.part, (0, 1) if padded else self.pad
+        return [replace(self, part=(index * chunks + i, of * chunks), pad=pad) for i in range(chunks)]
 
     def get(self, timeout: float = 3600) -> Any:
         """Fetch the rows, as private copies.
 
-        Raises what the workers raised, as a group does, WorkerDied after `timeout` seconds, and BatchError when the
-        rows do not divide into equal chunks.
+        Raises what the workers raised, WorkerDied after `timeout` seconds, BatchError for rows that do not divide.
         """
         if self.dispatch_fn is None and all(isinstance(future, Block) for future in self.futures):
             return self._get_blocks(timeout)
         joined = self.collect_fn(self._wait(self.refs, timeout))
         joined = self.dispatch_fn(joined) if self.dispatch_fn else joined
-        return joined if (self._part, self.pad[0]) == ((0, 1), 0) else joined[slice(*self._window(len(joined)))]
+        return joined if (self.part, self.pad[0]) == ((0, 1), 0) else joined[slice(*self._window(len(joined)))]
 
     def _get_blocks(self, timeout: float) -> Any:
-        counts = cast(list[int], self._wait([block.rows for block in self.futures], timeout))
-        first, last = self._window(sum(counts))
-        picked: list[tuple[Any, int, int]] = []
-        offset = 0
-        for ref, count in zip(self.refs, counts, strict=True):
-            start, stop = max(first - offset, 0), min(last - offset, count)
-            if start < stop or (first == last and not picked):  # no rows at all: one empty block says of what kind
-                picked.append((ref, start, max(start, stop)))
-            offset += count
-        values = self._wait([ref for ref, _, _ in picked], timeout)
-        parts = [value[start:stop] for value, (_, start, stop) in zip(values, picked, strict=True)]
-        return self.collect_fn(parts)
+        ends = list(accumulate(self._wait([block.rows for block in self.futures], timeout), initial=0))
+        first, last = self._window(ends[-1])
+        rows = [(max(first - start, 0), min(last, end) - start) for start, end in pairwise(ends)]
+        # of no rows at all the first block says what kind they are
+        picked = [i for i, (start, stop) in enumerate(rows) if start < stop] or [0]
+        values = self._wait([self.refs[i] for i in picked], timeout)
+        return self.collect_fn([value[slice(*rows[i])] for i, value in zip(picked, values, strict=True)])
 
     def _wait(self, refs: Sequence[Any], timeout: float) -> list[Any]:
         named = [one if isinstance(one, Block) else Block(one, None) for one in self.futures]
@@ -102,7 +92,7 @@ class DataProtoFuture:
 
     def _window(self, total: int) -> tuple[int, int]:
         """First and last (exclusive) of `total` rows that are this future's."""
-        index, of = self._part
+        index, of = self.part
         total = kept_rows(total, *self.pad)
         if total % of:
             raise BatchError(f"cannot split {total} rows of a future into {of} equal parts; use a multiple of {of}")

@@ -7,6 +7,8 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -59,36 +61,34 @@ class ResourcePool:
         return [rank for count in self.store for rank in range(count)]
 
 
-class RayResourcePool(ResourcePool):
+@dataclass(eq=False)
+class RayResourcePool(ResourcePool, AbstractContextManager[Any]):
     """One bundle per worker, of `cpus_per_worker` CPUs and, with GPUs, `gpus_per_worker` of them.
 
     Several groups may live on one pool: the bundle reserves, the workers in it ask for no CPU of their own and for
-    1/`max_colocate_count` of its GPUs. `use_gpu=None` takes GPUs if the cluster has some, else CPUs alone.
-    `accelerator_type` and `resources` are custom resources of the nodes wanted. `ready_timeout` (seconds) bounds the
-    wait for places that others hold. As a context manager, or by `close`, the pool gives its places back.
+    1/`max_colocate_count` of its GPUs. `use_gpu=None` takes GPUs if the cluster has some. `accelerator_type` and
+    `resources` are custom resources of the nodes wanted. `ready_timeout` (seconds) bounds the wait for places that
+    others hold. As a context manager, or by `close`, the pool gives its places back.
     """
 
-    def __init__(
-        self,
-        process_on_nodes: Sequence[int] | None = None,
-        use_gpu: bool | None = None,
-        name_prefix: str | None = None,
-        max_colocate_count: int = 10,
-        detached: bool = False,
-        accelerator_type: str | None = None,
-        *,
-        cpus_per_worker: float = 1,
-        gpus_per_worker: float = 1,
-        resources: Mapping[str, float] | None = None,
-        ready_timeout: float = 60,
-    ) -> None:
-        super().__init__(process_on_nodes, max_colocate_count)
-        if min(cpus_per_worker, gpus_per_worker, *(resources or {}).values()) < 0:
+    process_on_nodes: InitVar[Sequence[int] | None] = None
+    use_gpu: bool | None = None
+    name_prefix: str | None = None
+    max_colocate_count: int = 10
+    detached: bool = False
+    accelerator_type: str | None = None
+    _: KW_ONLY
+    cpus_per_worker: float = 1
+    gpus_per_worker: float = 1
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    ready_timeout: float = 60
+
+    def __post_init__(self, process_on_nodes: Sequence[int] | None) -> None:
+        super().__init__(process_on_nodes, self.max_colocate_count)
+        if min(self.cpus_per_worker, self.gpus_per_worker, *self.resources.values()) < 0:
             raise GroupError("found less than nothing to reserve for a worker; give amounts of 0 or more")
-        self.name_prefix = secrets.token_hex(3) if name_prefix is None else name_prefix
-        self.use_gpu, self.detached, self.accelerator_type = use_gpu, detached, accelerator_type
-        self.cpus_per_worker, self.gpus_per_worker = cpus_per_worker, gpus_per_worker
-        self.resources, self.ready_timeout = dict(resources or {}), ready_timeout
+        self.name_prefix = secrets.token_hex(3) if self.name_prefix is None else self.name_prefix
+        self.resources = dict(self.resources or {})
         self._slots: list[Slot] | None = None
 
     def device_resource(self, device_name: str | None = None) -> str | None:
@@ -108,25 +108,22 @@ class RayResourcePool(ResourcePool):
         return {kind: amount for kind, amount in wanted.items() if kind and amount}
 
     def slots(self, strategy: str = "STRICT_PACK", device_name: str | None = None) -> list[Slot]:
-        """One place per worker, in rank order; reserved at the first call.
+        """One place per worker, in rank order, which a restart keeps; reserved at the first call.
 
-        Among nodes with equally many workers the order follows their addresses, so that a restart gives the same
-        ranks. Raises PlacementError at once when the cluster can never give what is asked, and after `ready_timeout`
-        seconds when it did not.
+        Raises PlacementError at once when the cluster can never give it, after `ready_timeout` s when it did not.
         """
         if self._slots is None:
             if min(self.store, default=0) < 1:
                 raise GroupError(f"pool {self.store} has a node without workers; give at least one for each entry")
-            bundle = self.bundle(device_name)
-            self._check_feasible(bundle, strategy)
-            name = f"{self.name_prefix}hocket_group_{'_'.join(map(str, self.store))}"
-            lifetime = "detached" if self.detached else None
-            groups = [
-                placement_group([bundle] * count, strategy=strategy, name=f"{name}:{i}", lifetime=lifetime)
-                for i, count in enumerate(self.store)
-            ]
-            self._wait(groups, bundle)
-            self._slots = _in_order(groups)
+            bundle, nodes = self.bundle(device_name), [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            rooms = [int(min((node.get(k, 0) / v for k, v in bundle.items()), default=1e9) + 1e-6) for node in nodes]
+            if not _fits(self.store, rooms, strategy):
+                raise PlacementError(
+                    f"{self._asks(bundle)}, which can never be given: its {len(nodes)} nodes have room for {rooms} "
+                    f"workers and the strategy is {strategy}. Ask for fewer workers, lower cpus_per_worker, or set "
+                    "use_gpu=False"
+                )
+            self._slots = _in_order(self._reserve(bundle, strategy))
         return self._slots
 
     def get_placement_groups(
@@ -137,27 +134,22 @@ class RayResourcePool(ResourcePool):
 
     def close(self) -> None:
         """Give the places back; workers that still live on them end."""
-        for group in dict.fromkeys(slot.group for slot in self._slots or []):
+        for group in self.get_placement_groups() if self._slots else ():
             remove_placement_group(group)
         self._slots = None
-
-    def __enter__(self) -> RayResourcePool:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _check_feasible(self, bundle: Mapping[str, float], strategy: str) -> None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        rooms = [int(min((node.get(k, 0) / v for k, v in bundle.items()), default=1e9) + 1e-6) for node in nodes]
-        if not _fits(self.store, rooms, strategy):
-            raise PlacementError(
-                f"{self._asks(bundle)}, which can never be given: its {len(nodes)} nodes have room for {rooms} workers "
-                f"and the strategy is {strategy}. Ask for fewer workers, lower cpus_per_worker, or set use_gpu=False"
-            )
-
-    def _wait(self, groups: Sequence[Any], bundle: Mapping[str, float]) -> None:
-        deadline, missing = time.monotonic() + self.ready_timeout, list(groups)
+    def _reserve(self, bundle: dict[str, float], strategy: str) -> list[Any]:
+        """A placement group per node entry, once Ray has given all of them."""
+        name = f"{self.name_prefix}hocket_group_{'_'.join(map(str, self.store))}"
+        lifetime = "detached" if self.detached else None
+        groups = [
+            placement_group([bundle] * count, strategy=strategy, name=f"{name}:{i}", lifetime=lifetime)
+            for i, count in enumerate(self.store)
+        ]
+        deadline, missing = time.monotonic() + self.ready_timeout, groups
         try:
             while missing and time.monotonic() < deadline:  # second by second, so that Ctrl-C gets through
                 missing = [group for group in missing if not group.wait(1)]
@@ -169,6 +161,7 @@ class RayResourcePool(ResourcePool):
                 f"{self._asks(bundle)}; waited {self.ready_timeout:g} s for others to give their places back. "
                 "Close the pools that are done with, put the group on one of them, or ask for less"
             )
+        return groups
 
     def _asks(self, bundle: Mapping[str, float]) -> str:
         total, free = ray.cluster_resources(), ray.available_resources()
@@ -210,31 +203,25 @@ def split_resource_pool(resource_pool: RayResourcePool, split_size: int | Sequen
     sizes = [split_size] * (world // max(split_size, 1)) if isinstance(split_size, int) else list(split_size)
     if sum(sizes) != world or min(sizes, default=0) < 1:
         raise GroupError(f"cannot split a pool of {world} places into {split_size}; the sizes must add up to {world}")
-    slots, options = resource_pool.slots(), _options(resource_pool)
-    prefix = options.pop("name_prefix")
-    return [
-        SubRayResourcePool(None, sum(sizes[:i]), size, slots=slots, name_prefix=f"{prefix}_split_{i}", **options)
-        for i, size in enumerate(sizes)
-    ]
+    slots, name = resource_pool.slots(), f"{resource_pool.name_prefix}_split_"
+    parts = [slots[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+    return [_window(resource_pool, part, name_prefix=f"{name}{i}") for i, part in enumerate(parts)]
 
 
 def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResourcePool:
     """One pool over the places of both, those of the first before; GroupError when the two ask for different things."""
-    one, two = _options(rp1), _options(rp2)
-    merged = {
-        "process_on_nodes": [*one.pop("process_on_nodes"), *two.pop("process_on_nodes")],
-        "name_prefix": f"{one.pop('name_prefix')}_{two.pop('name_prefix')}",
-    }
-    if differing := sorted(key for key in one if one[key] != two[key]):
+    of_its_own = {"store", "name_prefix", "n_gpus_per_node", "_slots"}
+    if differing := sorted(key for key in {*vars(rp1)} - of_its_own if vars(rp1)[key] != vars(rp2)[key]):
         raise GroupError(f"cannot merge pools that differ in {differing}; make them with equal settings")
-    slots = [*rp1.slots(), *rp2.slots()]
-    return SubRayResourcePool(None, 0, len(slots), slots=slots, **merged, **one)
+    name = f"{rp1.name_prefix}_{rp2.name_prefix}"
+    return _window(rp1, [*rp1.slots(), *rp2.slots()], store=[*rp1.store, *rp2.store], name_prefix=name)
 
 
-def _options(pool: RayResourcePool) -> dict[str, Any]:
-    """The arguments that made the pool."""
-    options = {key: value for key, value in vars(pool).items() if key not in ("store", "n_gpus_per_node", "_slots")}
-    return {"process_on_nodes": pool.store, **options}
+def _window(pool: RayResourcePool, slots: Sequence[Slot], **changes: Any) -> SubRayResourcePool:
+    """A window onto these slots that has the settings of the pool, and `changes`."""
+    window = SubRayResourcePool()
+    vars(window).update({**vars(pool), "store": list(pool.store), **changes, "_slots": list(slots)})
+    return window
 
 
 @cache
@@ -265,16 +252,15 @@ def _pack(entries: tuple[int, ...], rooms: tuple[int, ...]) -> bool:
 
 def _in_order(groups: Sequence[Any]) -> list[Slot]:
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    nodes = [cast(dict[int, str], cast(Any, placement_group_table(group))["bundles_to_node_id"]) for group in groups]
 
-    def key(node_id: str) -> tuple[int, str]:
-        return int(ipaddress.ip_address(addresses[node_id])), node_id
+    def by_address(slot: Slot) -> tuple[int, str, int]:
+        return int(ipaddress.ip_address(slot.address)), slot.node_id, slot.bundle_index
+
+    def slots(group: Any) -> list[Slot]:
+        nodes = cast(Any, placement_group_table(group))["bundles_to_node_id"]
+        return sorted((Slot(group, i, node, addresses[node]) for i, node in nodes.items()), key=by_address)
 
     # groups of one size change places among themselves only: the layout that was asked for stays
-    by_address = sorted(range(len(groups)), key=lambda i: min(map(key, nodes[i].values())))
-    order = [by_address.pop(next(k for k, i in enumerate(by_address) if len(nodes[i]) == len(one))) for one in nodes]
-    return [
-        Slot(groups[i], bundle, node, addresses[node])
-        for i in order
-        for bundle, node in sorted(nodes[i].items(), key=lambda item: (key(item[1]), item[0]))
-    ]
+    asked = [slots(group) for group in groups]
+    ordered = sorted(asked, key=lambda one: by_address(one[0])[:2])
+    return [slot for one in asked for slot in ordered.pop(next(i for i, o in enumerate(ordered) if len(o) == len(one)))]

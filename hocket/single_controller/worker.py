@@ -14,28 +14,28 @@ from hocket.errors import GroupError, PlacementError
 from hocket.single_controller.decorator import Dispatch, Execute, register
 from hocket.single_controller.devices import tidy_visible_devices, visible_devices_keyword
 
-RANK_VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+INNER = "DISABLE_WORKER_INIT"  # "1" while workers are made inside another one's process
+_REQUIRED = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
 _DEFAULTS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
 class Worker:
     """Knows its rank and the size of its group, from the environment that the group set.
 
-    With none of the rank variables set it is rank 0 of 1; some but not all of them is a PlacementError. A worker
-    that is made inside another one's process (DISABLE_WORKER_INIT is set then) reads the same ranks and leaves
-    the set-up of the process alone. `cuda_visible_devices` masks the accelerators of the process.
+    Without any rank variable it is rank 0 of 1; some but not all of them is a PlacementError. A worker made inside
+    another one (DISABLE_WORKER_INIT is set then) reads the same ranks and leaves the set-up of the process alone.
+    `cuda_visible_devices` masks the accelerators of the process.
     """
 
     fused_worker_attr_name = "fused_worker_dict"
 
     def __init__(self, cuda_visible_devices: str | None = None) -> None:
-        present = [name for name in RANK_VARIABLES if name in os.environ]
-        if present and len(present) < len(RANK_VARIABLES):
-            missing = sorted(set(RANK_VARIABLES) - set(present))
+        present = [name for name in _REQUIRED if name in os.environ]
+        if present and (missing := sorted(set(_REQUIRED) - set(present))):
             raise PlacementError(f"found {present} in the environment but not {missing}; set all of them or none")
         if cuda_visible_devices is not None:
             os.environ[visible_devices_keyword()] = cuda_visible_devices
-        if os.environ.get("DISABLE_WORKER_INIT") != "1":
+        if os.environ.get(INNER) != "1":
             tidy_visible_devices()
         for key in _DEFAULTS if present else ():  # libraries read them too
             os.environ.setdefault(key, _DEFAULTS[key])
@@ -95,28 +95,40 @@ class Worker:
 
     # -- which part of an nd-mesh call is this worker's ---------------------------------------------------------
 
-    def _meshes(self) -> dict[str, tuple[int, bool]]:
-        """mesh -> (data-parallel rank, whether its result is collected); made late for classes that skip __init__."""
-        return self.__dict__.setdefault("_mesh_ranks", {})
+    def _meshes(self) -> dict[str, dict[str, Any]]:  # made late, for classes that skip __init__
+        return self.__dict__.setdefault("_mesh_ranks", {"dispatch_dp_rank": {}, "collect_dp_rank": {}})
+
+    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
+        """dp rank, and whether the result is collected, of each mesh; in the form that `set_dispatch_collect` takes."""
+        return {kind: dict(known) for kind, known in self._meshes().items()}
+
+    def set_dispatch_collect(
+        self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
+    ) -> None:
+        """Adopt the one mesh of an inner worker under a name of this worker's."""
+        for rank, collects in zip(dispatch_dp_rank.values(), collect_dp_rank.values(), strict=True):
+            self._register_dispatch_collect_info(mesh_name, rank, collects)
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
         """Say once per mesh which rows this worker gets, and whether it hands back the result of its dp rank."""
-        if mesh_name in self._meshes():
+        meshes = self._meshes()
+        if mesh_name in meshes["dispatch_dp_rank"]:
             raise GroupError(f"mesh {mesh_name!r} is registered already; register each mesh once per worker")
-        self._meshes()[mesh_name] = (dp_rank, is_collect)
+        meshes["dispatch_dp_rank"][mesh_name], meshes["collect_dp_rank"][mesh_name] = dp_rank, is_collect
 
-    def _mesh(self, mesh_name: str) -> tuple[int, bool]:
-        if mesh_name not in self._meshes():
+    def _of_mesh(self, kind: str, mesh_name: str) -> Any:
+        known = self._meshes()[kind]
+        if mesh_name not in known:
             raise GroupError(
-                f"mesh {mesh_name!r} is not registered in {type(self).__name__}, which has {sorted(self._meshes())}; "
+                f"mesh {mesh_name!r} is not registered in {type(self).__name__}, which has {sorted(known)}; "
                 "call _register_dispatch_collect_info in its __init__, and call a bound role by its own group"
             )
-        return self._meshes()[mesh_name]
+        return known[mesh_name]
 
     @register(Dispatch.ONE_TO_ALL)
     def _query_dispatch_info(self, mesh_name: str) -> int:
         """Data-parallel rank of this worker in the mesh."""
-        return self._mesh(mesh_name)[0]
+        return self._of_mesh("dispatch_dp_rank", mesh_name)
 
     @register(Dispatch.ONE_TO_ALL)
     def _query_collect_info(self, mesh_name: str) -> bool:
@@ -125,22 +137,7 @@ class Worker:
 
     def query_collect_info(self, mesh_name: str) -> bool:
         """`_query_collect_info` inside the process."""
-        return self._mesh(mesh_name)[1]
-
-    def get_dispatch_collect(self) -> dict[str, dict[str, Any]]:
-        """All meshes of this worker, in the form that `set_dispatch_collect` takes."""
-        meshes = self._meshes()
-        return {
-            "dispatch_dp_rank": {name: rank for name, (rank, _) in meshes.items()},
-            "collect_dp_rank": {name: collects for name, (_, collects) in meshes.items()},
-        }
-
-    def set_dispatch_collect(
-        self, mesh_name: str, dispatch_dp_rank: dict[str, int], collect_dp_rank: dict[str, bool]
-    ) -> None:
-        """Adopt the one mesh of an inner worker under a name of this worker's."""
-        for rank, collects in zip(dispatch_dp_rank.values(), collect_dp_rank.values(), strict=True):
-            self._register_dispatch_collect_info(mesh_name, rank, collects)
+        return self._of_mesh("collect_dp_rank", mesh_name)
 
     # -- functions of the driver's, run here --------------------------------------------------------------------
 

@@ -11,14 +11,11 @@ from typing import Any, cast
 import ray
 
 from hocket.errors import GroupError, WorkerDied
-from hocket.single_controller.calls import GroupMethod, Spread
 from hocket.single_controller.decorator import registered_methods
-from hocket.single_controller.host import ROUTE, use_our_wire
-from hocket.single_controller.launch import launch
-from hocket.single_controller.ray_class import RayClassWithInitArgs
-from hocket.single_controller.rendezvous import hold_port
+from hocket.single_controller.dispatch import Function, GroupMethod, spread
+from hocket.single_controller.processes import Handles, Watch, hold_port, launch
+from hocket.single_controller.ray_class import RayClassWithInitArgs, use_our_wire
 from hocket.single_controller.resource_pool import RayResourcePool
-from hocket.single_controller.watch import Handles, Watch
 from hocket.waiting import Waiter
 
 
@@ -59,54 +56,44 @@ class RayWorkerGroup:
         wait_ready: bool = True,
         watch: bool | Callable[[WorkerDied], None] = True,
     ) -> None:
-        _check_kinds(resource_pool, ray_cls_with_init, worker_names)
-        self.ray_cls_with_init, self.device_name, self.profile_steps = ray_cls_with_init, device_name, profile_steps
+        pool, spec = resource_pool, ray_cls_with_init
+        _check_kinds(pool, spec, worker_names)
+        self.ray_cls_with_init, self.device_name, self.profile_steps = spec, device_name, profile_steps
         self.name_prefix = secrets.token_hex(3) if name_prefix is None else name_prefix
-        self.sub_cls_name = ray_cls_with_init.plain.__name__ if ray_cls_with_init else "worker"
-        self._waiter, self._start_timeout = waiter or Waiter(timeout=call_timeout), ray_wait_register_center_timeout
-        self._role: str | None = None
+        self.sub_cls_name = spec.plain.__name__ if spec else "worker"
         self.master_address: str | None = None
         self.master_port: str | None = None
-        if resource_pool is None:
+        self._waiter, self._start_timeout = waiter or Waiter(timeout=call_timeout), ray_wait_register_center_timeout
+        self._role, self._alone = "", False
+        if pool is None:
             self.workers = Handles(worker_handles or map(_by_name, worker_names or ()))
             self.worker_names, places = list(worker_names or ()), [""] * self.world_size
             if not self.workers:
                 raise GroupError("found no workers; give a resource_pool, or worker_names or worker_handles")
         else:
-            if ray_cls_with_init is None:
+            if spec is None:
                 raise GroupError("found a pool but no class; give ray_cls_with_init=RayClassWithInitArgs(cls, ...)")
-            if use_gpu and resource_pool.use_gpu is False:
+            if use_gpu and pool.use_gpu is False:
                 raise GroupError("use_gpu=True on a pool that was made with use_gpu=False; make them agree")
-            if detached and not resource_pool.detached:
+            if detached and not pool.detached:
                 raise GroupError("detached=True on a pool that ends with this process; make the pool detached too")
             if bool(master_addr) != bool(master_port):
                 raise GroupError("master_addr and master_port go together; give both, or a master_port_range, or none")
-            resource_pool.use_gpu = use_gpu if resource_pool.use_gpu is None else resource_pool.use_gpu
-            slots = resource_pool.slots("STRICT_PACK" if bin_pack else "PACK", device_name)
+            pool.use_gpu = use_gpu if pool.use_gpu is None else pool.use_gpu
+            slots = pool.slots("STRICT_PACK" if bin_pack else "PACK", device_name)
             if not master_addr:
                 master_addr = slots[0].address
                 master_port, self._port_holder = hold_port(slots[0].node_id, master_port_range, self._start_timeout)
             self.master_address, self.master_port = master_addr, str(master_port)
-            options: dict[str, Any] = {"lifetime": "detached"} if detached else {}
-            options |= {"runtime_env": {"nsight": dict(worker_nsight_options)}} if worker_nsight_options else {}
-            actors = launch(
-                ray_cls_with_init,
-                resource_pool,
-                slots,
-                address=(self.master_address, self.master_port),
-                name_prefix=self.name_prefix,
-                device_name=device_name,
-                worker_env=worker_env or {},
-                options=options,
-            )
+            common = {"MASTER_ADDR": master_addr, "MASTER_PORT": self.master_port, "WG_PREFIX": self.name_prefix}
+            actors = launch(spec, pool, common, worker_env or {}, device_name, worker_nsight_options, detached=detached)
             self.workers, self.worker_names = Handles(actors.values()), list(actors)
             places = [f" on node {slot.address}" for slot in slots]
         self._who = [f"rank {rank} of {name or self.sub_cls_name}{place}" for rank, place in enumerate(places)]
-        if name and self.world_size == 1:
-            self._who = [name]
+        self._who = [name] if name and self.world_size == 1 else self._who
         self._watch = Watch(self.workers, self._who, watch if callable(watch) else None)
         if wait_ready:
-            self._wait_until_ready(started=resource_pool is not None)
+            self._wait_until_ready(started=pool is not None)
         if watch:
             self.start_worker_aliveness_check()
         self._bind()
@@ -121,21 +108,15 @@ class RayWorkerGroup:
         **kwargs: Any,
     ) -> RayWorkerGroup:
         """A group over actors that live already, from any process; without a class it has `execute_*` alone."""
-        return cls(
-            None,
-            ray_cls_with_init,
-            name_prefix=name_prefix,
-            worker_names=worker_names,
-            worker_handles=worker_handles,
-            **kwargs,
-        )
+        named = {"name_prefix": name_prefix, "worker_names": worker_names, "worker_handles": worker_handles}
+        return cls(None, ray_cls_with_init, **named, **kwargs)
 
     def _wait_until_ready(self, *, started: bool) -> None:
         try:
             ours = [rank for rank, handle in enumerate(self.workers) if hasattr(handle, "hocket_ready")]
             refs, who = [self.workers[rank].hocket_ready.remote() for rank in ours], [self._who[rank] for rank in ours]
-            answers = self._waiter.gather(refs, who=who, what="start", timeout=self._start_timeout) if refs else []
-            for host, pid in answers:
+            found = self._waiter.gather(refs, who=who, what="start", timeout=self._start_timeout) if refs else []
+            for host, pid in found:
                 self._waiter.watch(host, pid)
         except BaseException:
             for handle in self.workers if started else ():
@@ -171,18 +152,22 @@ class RayWorkerGroup:
         view._bind()
         return view
 
+    def _rank_zero(self) -> RayWorkerGroup:
+        view = copy.copy(self)
+        view.workers, view._who, view._alone = Handles(self.workers[:1]), self._who[:1], True
+        view._dispatch_info, view._collect_info = {}, {}
+        return view
+
     def _bind(self) -> None:
         self._dispatch_info: dict[str, list[int]] = {}
         self._collect_info: dict[str, list[bool]] = {}
         spec = self.ray_cls_with_init
-        cls = None if spec is None else (spec.roles[self._role].plain if self._role else spec.plain)
-        methods = {} if cls is None else registered_methods(cls)
+        methods = registered_methods((spec.roles[self._role] if self._role else spec).plain) if spec else {}
         self.method_names = list(methods)
         for name, noted in methods.items():
-            role, method = getattr(getattr(cls, name), ROUTE, (self._role, name))
             self._demand_free(name)
             # a class of its own per method, so that it has the method's name in traces
-            setattr(self, name, type(name, (GroupMethod,), {})(self, role, method, noted))
+            setattr(self, name, type(name, (GroupMethod,), {})(self, name, noted))
 
     def _demand_free(self, name: str) -> None:
         if hasattr(type(self), name) or name in vars(self):
@@ -202,13 +187,13 @@ class RayWorkerGroup:
     def dispatch_info(self, mesh_name: str) -> list[int]:
         """The data-parallel rank of each worker in the mesh; asked once."""
         if mesh_name not in self._dispatch_info:
-            self._dispatch_info[mesh_name] = self._query_dispatch_info(mesh_name)
+            self._dispatch_info[mesh_name] = [0] if self._alone else self._query_dispatch_info(mesh_name)
         return self._dispatch_info[mesh_name]
 
     def collect_info(self, mesh_name: str) -> list[bool]:
         """Whether each worker hands back the result of its dp rank; asked once."""
         if mesh_name not in self._collect_info:
-            self._collect_info[mesh_name] = self._query_collect_info(mesh_name)
+            self._collect_info[mesh_name] = [True] if self._alone else self._query_collect_info(mesh_name)
         return self._collect_info[mesh_name]
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -217,7 +202,7 @@ class RayWorkerGroup:
         Scatter gives each worker its entry, Broadcast the same to all. Without either: if every argument is a list
         with one entry per worker they are scattered, else all of them go to all workers.
         """
-        return self._submit(self.senders(self._role, method_name), args, kwargs)
+        return self._submit(self._senders(method_name), args, kwargs)
 
     execute_all = execute_all_async
 
@@ -227,56 +212,32 @@ class RayWorkerGroup:
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Call any method on worker 0; a reference of its result."""
-        return self._submit(self.senders(self._role, method_name)[:1], args, kwargs, by_list=False)[0]
+        return self._rank_zero().execute_all_async(method_name, *args, **kwargs)[0]
 
     execute_rank_zero = execute_rank_zero_async
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """`execute_rank_zero_async`, waited for."""
-        return self._gather([self.execute_rank_zero_async(method_name, *args, **kwargs)], method_name)[0]
+        return self._rank_zero().execute_all_sync(method_name, *args, **kwargs)[0]
 
-    def senders(self, role: str | None, method: str, *, sized: bool = False) -> list[Callable[..., Any]]:
+    def _senders(self, method: str, *, sized: bool = False) -> list[Function]:
         """For each worker what sends it a call of the method; `sized` asks for the number of rows beside the rows."""
-        spec = self.ray_cls_with_init
-        if spec and role is None:
-            role, method = getattr(getattr(spec.plain, method, None), ROUTE, (None, method))
-        lane = spec.lane(role, method) if spec else None
-        options: dict[str, Any] = {"concurrency_group": lane[0]} if lane else {}
-        flat = f"{role}_{method}" if role else method
-        route = getattr(getattr(spec.plain, flat, None), ROUTE, (None, flat)) if spec and not sized else None
+        name = f"{self._role}.{method}" if self._role else method
+        calls = [getattr(handle, name, None) for handle in self.workers]
+        if None in calls:
+            raise GroupError(f"{self._who[calls.index(None)]} has no method {name!r}; call one that its class has")
+        if sized and hasattr(self.workers[0], "hocket_ready"):  # they are no actors that some other code has made
+            return [partial(call.options(num_returns=2).remote, hocket_sized=True) for call in cast(Any, calls)]
+        return [call.remote for call in cast(Any, calls)]
 
-        def sender(handle: Any) -> Callable[..., Any]:
-            if not hasattr(handle, "hocket_call"):  # an actor that some other code has made
-                return getattr(handle, method).remote
-            if route == (role, method) and hasattr(handle, flat):  # the shortest way: the host's method of that name
-                return getattr(handle, flat).options(**options).remote
-            call = handle.hocket_call_sized if sized else handle.hocket_call
-            named = {"name": f"{role}.{method}" if role else method, "num_returns": 2 if sized else 1}
-            return partial(call.options(**options, **named).remote, role, method)
-
-        return [sender(handle) for handle in self.workers]
-
-    def _submit(
-        self,
-        senders: Sequence[Callable[..., Any]],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        by_list: bool = True,
-    ) -> list[Any]:
+    def _submit(self, senders: Sequence[Function], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         self._watch.check()
         use_our_wire()
-        spread = Spread(len(senders), [*args, *kwargs.values()], by_list=by_list)
-        each = [spread(value) for value in args]
-        named = {key: spread(value) for key, value in kwargs.items()}
-        return [
-            send(*[values[i] for values in each], **{key: values[i] for key, values in named.items()})
-            for i, send in enumerate(senders)
-        ]
+        each = spread(len(senders), args, kwargs, by_list=not self._alone)
+        return [send(*mine, **named) for send, (mine, named) in zip(senders, each, strict=True)]
 
     def _gather(self, refs: Sequence[Any], method: str, timeout: float | None = None) -> list[Any]:
-        who = self._who[: len(refs)]
-        return self._waiter.gather(refs, who=who, what=method, timeout=timeout, check=self._watch.check)
+        return self._waiter.gather(refs, who=self._who, what=method, timeout=timeout, check=self._watch.check)
 
 
 def _check_kinds(pool: object, spec: object, names: object) -> None:
@@ -293,7 +254,6 @@ def _by_name(name: str) -> Any:
     try:
         make, (state, _, outer) = cast(Any, ray.get_actor(name)).__reduce__()
     except ValueError as error:
-        raise GroupError(
-            f"no actor {name!r} lives in this namespace; look at the other group's worker_names"
-        ) from error
+        words = f"no actor {name!r} lives in this namespace; look at the other group's worker_names"
+        raise GroupError(words) from error
     return make(state, False, outer)

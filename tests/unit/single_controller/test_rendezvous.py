@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from hocket.errors import PlacementError
-from hocket.single_controller.rendezvous import PortHolder
+from hocket.single_controller.processes import PortHolder
 
 
 def bind(port, *, reusable=False):
