@@ -1,25 +1,16 @@
-"""The one place that knows how to cut, join and weigh a batch of any type; dispatch asks nobody else.
-
-Batches are DataProto, TensorDict (also with jagged tensors), and what registers itself.
-"""
+"""Cuts, joins and weighs batches of any type for dispatch: DataProto, TensorDict, and what registers itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from hocket.data.frozen import FrozenTensor
-from hocket.data.nested import FrozenNested
 from hocket.data.proto import DataProto
-from hocket.data.rows import blocks
-from hocket.data.wire import Leaves, is_tensordict
+from hocket.data.wire import FrozenTensor, Leaves, is_tensordict, plain
 from hocket.errors import BatchConflict
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 _SMALL = 64  # what an object without a size of its own is taken to weigh
 
@@ -29,23 +20,11 @@ class _Type(NamedTuple):
     concat: Callable[[Sequence[Any]], Any]
 
 
-def _chunk_tensordict(batch: TensorDict, n: int) -> list[TensorDict]:
-    return [rows(batch, block.start, block.stop) for block in blocks(len(batch), n)]
-
-
-def _concat_tensordicts(parts: Sequence[TensorDict]) -> TensorDict:
-    return Leaves.join([Leaves.of(part) for part in parts]).thaw()
-
-
 _TYPES: dict[type, _Type] = {DataProto: _Type(DataProto.chunk, DataProto.concat)}
-_TENSORDICT = _Type(_chunk_tensordict, _concat_tensordicts)
 
 
 def register_batch_type(cls: type, *, chunk: Callable[[Any, int], Any], concat: Callable[[Any], Any]) -> None:
-    """Let dispatch split values of `cls` and its subclasses over workers, and join what they return.
-
-    `chunk(value, n)` gives exactly n parts in order, `concat(parts)` joins at least one part.
-    """
+    """Let dispatch cut values of `cls` and its subclasses by `chunk(value, n)`, and join n >= 1 by `concat(parts)`."""
     _TYPES[cls] = _Type(chunk, concat)
 
 
@@ -55,10 +34,14 @@ def is_batch(value: object) -> bool:
 
 
 def _type(value: object) -> _Type:
-    if not is_batch(value):
-        name = type(value).__name__
-        raise BatchConflict(f"a {name} is no batch; pass a DataProto or TensorDict, or see register_batch_type")
-    return next((_TYPES[cls] for cls in type(value).__mro__ if cls in _TYPES), _TENSORDICT)
+    if found := [_TYPES[cls] for cls in type(value).__mro__ if cls in _TYPES]:
+        return found[0]
+    if is_tensordict(value):
+        from hocket.data.tensordict_utils import chunk_tensordict, concat_tensordict
+
+        return _Type(chunk_tensordict, concat_tensordict)
+    name = type(value).__name__
+    raise BatchConflict(f"a {name} is no batch; pass a DataProto or TensorDict, or see register_batch_type")
 
 
 def chunk(value: Any, n: int) -> list[Any]:
@@ -87,16 +70,13 @@ def nbytes(value: Any, *, depth: int = 6) -> int:
 
     Of a long list, tuple, dict or object column 64 entries are weighed, and `depth` levels of nesting.
     """
-    numbers = isinstance(value, np.ndarray) and value.dtype != object
-    if numbers or isinstance(value, Tensor | FrozenTensor | FrozenNested):
+    if isinstance(value, Tensor | FrozenTensor) or (isinstance(value, np.ndarray) and value.dtype != object):
         return value.nbytes
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value)
-    if isinstance(value, DataProto):
-        value = [value.leaves(), value.non_tensor_batch, value.meta_info]
-    value = Leaves.of(value) if is_tensordict(value) else value
-    if not depth or not isinstance(value, Mapping | list | tuple | np.ndarray):
+    held = [value.leaves(), value.non_tensor_batch, value.meta_info] if isinstance(value, DataProto) else plain(value)
+    if not depth or not isinstance(held, Mapping | list | tuple | np.ndarray):
         return _SMALL
-    entries = list(value.values() if isinstance(value, Mapping) else value)
+    entries = list(held.values() if isinstance(held, Mapping) else held)
     weighed = [nbytes(entry, depth=depth - 1) for entry in entries[:: max(len(entries) // 64, 1)]]
     return _SMALL + sum(weighed) * len(entries) // max(len(weighed), 1)

@@ -11,24 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.data.wire import plain
+from hocket.data.rows import Facts
+from hocket.data.wire import FrozenTensor, is_kind, plain
 from hocket.errors import BatchConflict
 
-Facts = dict[str, Any]
 Seen = frozenset[tuple[int, int]]
 
 
 def same(a: Any, b: Any, *, rel: float = 0.0, seen: Seen = frozenset()) -> bool:
-    """Equal in kind, shape and value, at any depth. NaN equals NaN in the same place; cycles end.
-
-    `rel` lets Python floats differ by that part of their size: facts that workers computed apart.
-    """
-    a, b = plain(a), plain(b)
+    """Equal in kind, shape and value, at any depth; NaN equals NaN. Python floats may differ by `rel` of their size."""
+    a, b = _opened(a), _opened(b)
     if a is b or (id(a), id(b)) in seen:
         return True
     seen = seen | {(id(a), id(b))}
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and same_tensors(a, b)
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and _same_tensors(a, b)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and _same_arrays(a, b, rel, seen)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -40,6 +37,13 @@ def same(a: Any, b: Any, *, rel: float = 0.0, seen: Seen = frozenset()) -> bool:
     return bool(a == b)
 
 
+def _opened(leaf: Any) -> Any:
+    leaf = plain(leaf)
+    if isinstance(leaf, FrozenTensor):
+        return leaf.shared
+    return leaf.data if is_kind(leaf, "NonTensorData") else leaf
+
+
 def _same_arrays(a: NDArray[Any], b: NDArray[Any], rel: float, seen: Seen) -> bool:
     if a.shape != b.shape or a.dtype.kind != b.dtype.kind:
         return False
@@ -48,18 +52,14 @@ def _same_arrays(a: NDArray[Any], b: NDArray[Any], rel: float, seen: Seen) -> bo
     return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
-def same_tensors(a: Tensor, b: Tensor) -> bool:
-    """Equal dtype, shape and values (NaN equals NaN); nested tensors are compared row by row."""
+def _same_tensors(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.is_nested != b.is_nested or a.layout != b.layout:
         return False
     if a.is_nested:
         rows, others = a.unbind(0), b.unbind(0)
-        return len(rows) == len(others) and all(map(same_tensors, rows, others))
-    if a.shape != b.shape:
-        return False
+        return len(rows) == len(others) and all(map(_same_tensors, rows, others))
     b = b.to(a.device)
-    floats = a.is_floating_point() or a.is_complex()
-    return torch.equal(a, b) or (floats and bool(((a == b) | ((a != a) & (b != b))).all()))
+    return torch.equal(a, b) or (a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
 
 
 def union(left: Mapping[str, Any], right: Mapping[str, Any]) -> Facts:
@@ -70,21 +70,7 @@ def union(left: Mapping[str, Any], right: Mapping[str, Any]) -> Facts:
                 f"`{key}` in tensor_dict1 and tensor_dict2 are not the same object. "
                 f"Both batches hold {key!r} with different values; rename or drop one of them"
             )
-    return {**left, **{key: value for key, value in right.items() if key not in left}}
-
-
-def join_columns(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Entries of all parts in order, by name; raises BatchConflict when names or shapes of entries differ."""
-    for i, part in enumerate(parts):
-        if part.keys() != parts[0].keys():
-            raise BatchConflict(f"part {i} holds columns {sorted(part)}, part 0 holds {sorted(parts[0])}")
-    joined: dict[str, NDArray[Any]] = {}
-    for key in parts[0]:
-        shapes = [part[key].shape for part in parts]
-        if len({shape[1:] for shape in shapes}) > 1:
-            raise BatchConflict(f"the parts hold column {key!r} in shapes {shapes}; make them agree")
-        joined[key] = np.concatenate([part[key] for part in parts])
-    return joined
+    return {**left, **right, **left}  # left's names first, and its values
 
 
 def join_facts(metas: Sequence[Facts]) -> Facts:
@@ -93,11 +79,13 @@ def join_facts(metas: Sequence[Facts]) -> Facts:
     metrics: dict[str, list[Any]] = {}
     for key, value in (entry for meta in metas for entry in meta.items()):
         if key == "metrics":
-            for name, found in (
-                pair for entry in (value if isinstance(value, list) else [value]) for pair in entry.items()
-            ):
-                metrics.setdefault(name, []).extend(found if isinstance(found, list) else [found])
             merged[key] = metrics
+            for name, found in (pair for entry in _listed(value) for pair in entry.items()):
+                metrics.setdefault(name, []).extend(_listed(found))
         elif not same(merged.setdefault(key, value), value, rel=1e-6):
             raise BatchConflict(f"Conflicting values for meta_info key {key!r}: {merged[key]!r} and {value!r}")
     return merged
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,8 +1,5 @@
 """DataProto, the one container that travels: tensors, Python columns and run-wide facts of one batch.
 
-`batch` is a TensorDict of tensors that share their first axis B, `non_tensor_batch` holds numpy arrays of
-length B (text, identities, rows of a data file), `meta_info` holds facts about the batch as a whole.
-
 A batch that came from another process is private to the receiver and opened lazily (`hocket.data.wire`): its tensors
 are copied out of shared memory when they are first looked at. Until then a slice of it is not a view: it becomes a
 copy of its own rows when it is looked at.
@@ -23,51 +20,52 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.data.frozen import index_array, private
-from hocket.data.merge import join_columns, join_facts, union
-from hocket.data.rows import Column, DataProtoItem, Facts, Index, Rows, as_column, blocks, mini_batches, row_index
-from hocket.data.wire import WIRE, Leaves, check_wire, thaw
+from hocket.data.merge import join_facts, union
+from hocket.data.rows import Column, DataProtoItem, Facts, Rows, as_column, blocks, mini_batches, row_index
+from hocket.data.wire import WIRE, Leaves, check_wire, private, thaw
 from hocket.errors import BatchConflict, BatchLookup
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-Columns = Mapping[str, Column]
+Columns = Mapping[str, Column] | None
+Meta = Mapping[str, Any] | None
 Keys = Collection[str] | None
 
 _OPENING = threading.RLock()  # two threads that look into one batch must not each make a copy of it
 
 
-class _Switch(type):
-    _on = False
-
-    @property
-    def auto_padding(cls) -> bool:
-        """Whether dispatch pads every batch to a multiple of the number of workers (or env HOCKET_AUTO_PADDING=1)."""
-        return cls._on or os.environ.get("HOCKET_AUTO_PADDING", "").upper() in ("1", "TRUE")
-
-    @auto_padding.setter
-    def auto_padding(cls, enabled: bool) -> None:
-        if type(cast(object, enabled)) is not bool:
-            raise TypeError(f"auto_padding is True or False, not {enabled!r}")
-        cls._on = enabled
-
-
-class DataProtoConfig(metaclass=_Switch):
+class _Config:
     """Settings of all batches of this process; the key names the fact that switches padding on for one batch."""
 
     auto_padding_key = "_hocket_auto_padding"
+    _on = False
+
+    @property
+    def auto_padding(self) -> bool:
+        """Whether dispatch pads every batch to a multiple of the number of workers (or env HOCKET_AUTO_PADDING=1)."""
+        return self._on or os.environ.get("HOCKET_AUTO_PADDING", "").upper() in ("1", "TRUE")
+
+    @auto_padding.setter
+    def auto_padding(self, enabled: bool) -> None:
+        if type(cast(object, enabled)) is not bool:
+            raise TypeError(f"auto_padding is True or False, not {enabled!r}")
+        self._on = enabled
+
+
+DataProtoConfig = _Config()
 
 
 class DataProto:
-    """One batch of B rows. It shares the tensors and arrays that it is given, and has dicts of its own.
+    """One batch of B rows: `batch`, a TensorDict of tensors (B, ...), `non_tensor_batch`, numpy arrays of length B
+    (text, identities), and `meta_info`, facts about all rows. It shares what it is given, and has dicts of its own.
 
     What changes a batch in place (pop, rename, union, reorder, padding, to) gives it a new TensorDict: ask for `batch`
     again afterwards. Raises BatchConflict when a tensor or column does not have B rows.
     """
 
     def __init__(
-        self, batch: TensorDict | None = None, non_tensor_batch: Columns | None = None, meta_info: Facts | None = None
+        self, batch: TensorDict | None = None, non_tensor_batch: Columns = None, meta_info: Meta = None
     ) -> None:
         self._batch: TensorDict | Leaves | None = batch
         self.non_tensor_batch = dict(non_tensor_batch or {})
@@ -79,31 +77,29 @@ class DataProto:
         cls,
         tensors: Mapping[str, Tensor] | None = None,
         non_tensors: Mapping[str, Sequence[Any] | Column] | None = None,
-        meta_info: Mapping[str, Any] | None = None,
+        meta_info: Meta = None,
         num_batch_dims: int = 1,
         auto_padding: bool = False,
     ) -> Self:
         """Make a batch from tensors (B, ...), sequences of length B, and facts; the arguments stay untouched."""
-        kinds = {key: type(value).__name__ for key, value in (tensors or {}).items() if not torch.is_tensor(value)}
-        if kinds or (tensors or {}).keys() & (non_tensors or {}).keys():
+        tensors, columns = tensors or {}, {key: as_column(values) for key, values in (non_tensors or {}).items()}
+        kinds = {key: type(value).__name__ for key, value in tensors.items() if not torch.is_tensor(value)}
+        if kinds or tensors.keys() & columns.keys():
             raise BatchConflict(
                 f"found {kinds or 'a name twice'}; give tensors as `tensors`, the rest as `non_tensors`, no name twice"
             )
-        sizes = {key: tensor.size(0) if tensor.dim() else None for key, tensor in (tensors or {}).items()}
+        sizes = {key: tensor.size(0) if tensor.dim() else None for key, tensor in tensors.items()}
         if len(set(sizes.values())) > 1 or None in sizes.values():
             raise BatchConflict(f"tensors of one batch need the same first axis; found rows per tensor {sizes}")
         if num_batch_dims != 1:
             raise BatchConflict(f"a batch has one batch axis, not {num_batch_dims}; see fold_batch_dim")
-        made = cls(meta_info=dict(meta_info or {}))
-        made.meta_info |= {DataProtoConfig.auto_padding_key: True} if auto_padding else {}
-        made._batch = Leaves(tensors, [cast(int, next(iter(sizes.values())))]) if tensors else None
-        made.non_tensor_batch = {key: as_column(values) for key, values in (non_tensors or {}).items()}
-        made.check_consistency()
-        return made
+        leaves = Leaves(tensors, [cast(int, next(iter(sizes.values())))]) if tensors else None
+        padding = {DataProtoConfig.auto_padding_key: True} if auto_padding else {}
+        return cls(cast(Any, leaves), columns, {**(meta_info or {}), **padding})
 
     @classmethod
     def from_single_dict(
-        cls, data: Mapping[str, Tensor | Column], meta_info: Facts | None = None, auto_padding: bool = False
+        cls, data: Mapping[str, Tensor | Column], meta_info: Meta = None, auto_padding: bool = False
     ) -> Self:
         """Make a batch from one dict of tensors and numpy arrays; BatchConflict for anything else in it."""
         tensors = {key: value for key, value in data.items() if isinstance(value, Tensor)}
@@ -113,7 +109,7 @@ class DataProto:
         return cls.from_dict(tensors, columns, meta_info, auto_padding=auto_padding)
 
     @classmethod
-    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: Facts | None = None, num_batch_dims: int = 1) -> Self:
+    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: Meta = None, num_batch_dims: int = 1) -> Self:
         """The inverse of `to_tensordict`: stacks of Python values become columns, single ones facts."""
         from hocket.data.tensordict_utils import split_kinds
 
@@ -131,10 +127,10 @@ class DataProto:
     @property
     def batch(self) -> TensorDict | None:
         """The tensors. Of a batch that arrived from another process they are copied here, once."""
-        if isinstance(self._batch, Leaves):
-            with _OPENING:
-                self._batch = self._batch.thaw() if isinstance(self._batch, Leaves) else self._batch
-        return self._batch
+        with _OPENING:
+            if isinstance(self._batch, Leaves):
+                self._batch = self._batch.thaw()
+            return self._batch
 
     @batch.setter
     def batch(self, batch: TensorDict | None) -> None:
@@ -165,12 +161,13 @@ class DataProto:
 
     def tensor(self, key: str) -> Tensor:
         """The tensor of that name; BatchLookup naming what there is when it is missing."""
-        if key not in self.leaves():
-            raise BatchLookup(f"the batch has no tensor {key!r}; it has {sorted(self.keys())}")
         with _OPENING:
-            if isinstance(self._batch, Leaves):
-                self._batch[key] = thaw(self._batch[key])
-            return cast(Facts, self._batch)[key]
+            held = cast(Facts, {} if self._batch is None else self._batch)
+            if key not in held.keys():  # noqa: SIM118  (a TensorDict refuses to be asked directly)
+                raise BatchLookup(f"the batch has no tensor {key!r}; it has {sorted(self.keys())}")
+            if isinstance(held, Leaves):
+                held[key] = thaw(held[key])
+            return held[key]
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name, in a plain dict."""
@@ -199,15 +196,13 @@ class DataProto:
     def __getitem__(self, rows: Rows) -> Self: ...
     def __getitem__(self, rows: int | np.integer[Any] | Rows) -> DataProtoItem | Self:
         """An int gives a DataProtoItem; a slice a batch of views; row numbers or a mask a copy."""
-        if not isinstance(rows, int | np.integer):
-            return self._take(row_index(rows, len(self)))
-        i = int(cast(Tensor, row_index([int(rows)], len(self))))
-        batch = None if self.batch is None else self.batch[i]
-        return DataProtoItem(batch, {key: column[i] for key, column in self.non_tensor_batch.items()}, self.meta_info)
-
-    def _take(self, index: Index) -> Self:
         self.check_consistency()  # columns that were set directly may have another number of rows
-        columns = {key: column[index_array(index)] for key, column in self.non_tensor_batch.items()}
+        one = isinstance(rows, int | np.integer)
+        index: Any = row_index([int(rows)] if one else rows, len(self))
+        index = index[0] if one else index
+        columns = {key: column[index] for key, column in self.non_tensor_batch.items()}
+        if one:
+            return DataProtoItem(None if self.batch is None else self.batch[int(index)], columns, self.meta_info)
         return self._like(self.leaves().take(index), columns, dict(self.meta_info))
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> Self:
@@ -225,10 +220,7 @@ class DataProto:
         self._become(self[indices])
 
     def chunk(self, chunks: int) -> list[Self]:
-        """`chunks` blocks of rows as views, each with facts of its own.
-
-        Raises BatchConflict when the rows do not divide, unless padding is enabled: then sizes differ by one at most.
-        """
+        """`chunks` blocks of rows as views, equal (else BatchConflict), or one row longer where padding is enabled."""
         return [self[block] for block in blocks(len(self), chunks, uneven=self.is_padding_enabled())]
 
     def split(self, split_size: int) -> list[Self]:
@@ -246,25 +238,25 @@ class DataProto:
         """
         if isinstance(cast(object, data), DataProto):
             raise BatchConflict("found one batch; give a list of batches to join")
-        leaves, first = Leaves.join([part.leaves() for part in data]), data[0]
+        leaves = Leaves.join([part.leaves() for part in data])
         for part in data:
             part.check_consistency()
-        columns = join_columns([part.non_tensor_batch for part in data])
         if len({part._batch is None for part in data}) > 1:
             raise BatchConflict("some parts have a batch of tensors and others have none; give all of them one")
-        return first._like(leaves, columns, join_facts([part.meta_info for part in data]))
+        columns = Leaves.join([Leaves(part.non_tensor_batch, [len(part)]) for part in data], "columns ")
+        return data[0]._like(leaves, dict(columns), join_facts([part.meta_info for part in data]))
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
         """All rows `repeat_times` times: copies of a row side by side, or whole batches one after another."""
-        rows = torch.arange(len(self))
-        return self._take(rows.repeat_interleave(repeat_times) if interleave else rows.repeat(repeat_times))
+        rows = np.arange(len(self))
+        return self[rows.repeat(repeat_times) if interleave else np.tile(rows, repeat_times)]
 
     def sample_level_repeat(self, repeat_times: Sequence[int] | NDArray[Any] | Tensor) -> Self:
         """Row i `repeat_times[i]` times, which may be 0."""
-        times = torch.as_tensor(repeat_times)
+        times = torch.as_tensor(repeat_times).long().cpu()
         if times.shape != (len(self),) or bool((times < 0).any()):
             raise BatchConflict(f"wanted a number >= 0 for each of {len(self)} rows, found {times.tolist()}")
-        return self._take(torch.arange(len(self)).repeat_interleave(times.long().cpu()))
+        return self[np.arange(len(self)).repeat(times.numpy())]
 
     def unfold_column_chunks(self, n_split: int, split_keys: Keys = None) -> Self:
         """Cut the second axis of `split_keys` into `n_split` parts that become rows; the other rows are repeated."""
@@ -281,7 +273,7 @@ class DataProto:
         self, mini_batch_size: int, epochs: int, seed: int | None = None, dataloader_kwargs: Facts | None = None
     ) -> Iterator[Self]:
         """`epochs` passes in mini-batches; in order, or drawn by `seed` with dataloader_kwargs={"shuffle": True}."""
-        return mini_batches(len(self), mini_batch_size, self.select_idxs, epochs, seed, dataloader_kwargs)
+        return map(self.select_idxs, mini_batches(len(self), mini_batch_size, epochs, seed, dataloader_kwargs))
 
     def is_padding_enabled(self) -> bool:
         """Whether dispatch may pad this batch."""
@@ -303,10 +295,9 @@ class DataProto:
         meta_info_keys: Keys = None,
         deepcopy: bool = False,
     ) -> Self:
-        """A batch of only these tensors (shared), columns and facts; None means all of that kind.
+        """A batch of only these tensors (shared), columns and facts (copied with `deepcopy`); None means all of a kind.
 
-        Raises BatchLookup for an unknown tensor; other unknown names are passed over. `deepcopy` copies columns and
-        facts, not tensors.
+        Raises BatchLookup for an unknown tensor; other unknown names are passed over.
         """
         leaves = self.leaves()
         if missing := sorted(set(batch_keys or ()) - leaves.keys()):
@@ -317,34 +308,29 @@ class DataProto:
 
     def pop(self, batch_keys: Keys = None, non_tensor_batch_keys: Keys = None, meta_info_keys: Keys = None) -> Self:
         """Move these tensors, columns and facts out into a batch of their own; BatchLookup when one is missing."""
-        asked = [set(keys or ()) for keys in (batch_keys, non_tensor_batch_keys, meta_info_keys)]
-        there = [set(kind) for kind in (self.leaves(), self.non_tensor_batch, self.meta_info)]
+        asked = set(batch_keys or ()), set(non_tensor_batch_keys or ()), set(meta_info_keys or ())
+        there = self.leaves().keys(), self.non_tensor_batch.keys(), self.meta_info.keys()
         for kind, keys, names in zip(("tensors", "columns", "facts"), asked, there, strict=True):
             if missing := sorted(keys - names):
                 raise BatchLookup(f"the batch has no {missing} among its {kind} {sorted(map(str, names))}")
-        left = [names - keys for keys, names in zip(asked, there, strict=True)]
-        moved, kept = (self.select(names[0], names[1], names[2]) for names in (asked, left))
-        self._become(kept)
-        if not batch_keys:
-            moved._batch = None
+        moved = self.select(*asked)
+        moved._batch = moved._batch if batch_keys else None
+        self._become(self.select(there[0] - asked[0], there[1] - asked[1], there[2] - asked[2]))
         return moved
 
     def rename(self, old_keys: str | Keys = None, new_keys: str | Keys = None) -> Self:
         """Give tensors other names, in place."""
         old, new = ([keys] if isinstance(keys, str) else list(cast(Any, keys)) for keys in (old_keys, new_keys))
         self.select(old)  # they are all there
-        leaves = self.leaves()
-        names = [dict(zip(old, new, strict=False)).get(key, key) for key in leaves]
-        if len(old) != len(new) or len(set(names)) < len(names):
+        leaves, names = self.leaves(), dict(zip(old, new, strict=False))
+        renamed = {names.get(key, key): leaf for key, leaf in leaves.items()}
+        if len(old) != len(new) or len(renamed) < len(leaves):
             raise BatchConflict(f"cannot rename {old} to {new} among {sorted(leaves)}; each once")
-        self._batch = Leaves(dict(zip(names, leaves.values(), strict=True)), leaves.batch_size, leaves.device)
+        self._batch = Leaves(renamed, leaves.batch_size, leaves.device)
         return self
 
     def union(self, other: DataProto) -> Self:
-        """Take in the names of `other`, in place, all or none.
-
-        Raises BatchConflict when a name of both holds different values (NaN equals NaN), or the rows differ in number.
-        """
+        """Take in the names of `other`, in place; BatchConflict, and nothing done, when rows or values differ."""
         sizes = {len(data) for data in (self, other) if data._batch is not None or data.non_tensor_batch}
         if len(sizes) > 1:
             raise BatchConflict(f"cannot join batches of {len(self)} and {len(other)} rows; they need equal rows")
@@ -359,7 +345,7 @@ class DataProto:
     def to(self, device: str | torch.device) -> Self:
         """Move the tensors to `device`, in place."""
         if self._batch is not None:
-            leaves = {key: thaw(leaf).to(device) for key, leaf in self._batch.items()}
+            leaves = {key: thaw(leaf).to(device) for key, leaf in self.leaves().items()}
             self._batch = Leaves(leaves, self._batch.batch_size, torch.device(device))
         return self
 
@@ -369,8 +355,7 @@ class DataProto:
 
     def __setstate__(self, state: Facts) -> None:
         check_wire(state.get("wire"))
-        own = {key: private(value) for key, value in state.items() if key not in ("wire", "_batch")}
-        self.__dict__.update(own, _batch=state["_batch"])
+        self.__dict__.update(private({key: value for key, value in state.items() if key != "wire"}))
 
     def save_to_disk(self, filepath: str | Path) -> None:
         """Write the batch to a file, for `load_from_disk`."""
@@ -389,11 +374,11 @@ class DataProto:
 
     def get_data_info(self) -> str:
         """Names, dtypes and shapes of what it holds, as text."""
-        held = {**self.tensors(), **self.non_tensor_batch}
-        shapes = {k: "nested" if getattr(v, "is_nested", False) else tuple(v.shape) for k, v in held.items()}
-        lines = [f"{key}: {getattr(value, 'dtype', 'TensorDict')} {shapes[key]}" for key, value in held.items()]
-        lines += [f"{key}: {type(value).__name__}" for key, value in self.meta_info.items()]
-        return "\n".join([f"{len(self)} rows", *lines])
+        lines = [f"{len(self)} rows"]
+        for key, value in [*self.tensors().items(), *self.non_tensor_batch.items()]:
+            shape = "nested" if getattr(value, "is_nested", False) else tuple(getattr(value, "shape", ()))
+            lines.append(f"{key}: {getattr(value, 'dtype', type(value).__name__)} {shape}")
+        return "\n".join(lines + [f"{key}: {type(value).__name__}" for key, value in self.meta_info.items()])
 
 
 def _only(there: Mapping[str, Any], keys: Keys) -> Facts:

@@ -39,23 +39,19 @@ def fold_batch_dim(data: DataProto, new_batch_size: int) -> DataProto:
     """[b, ...] -> [new, b / new, ...], for tensors and columns alike."""
     if new_batch_size < 1 or len(data) % new_batch_size:
         raise BatchConflict(f"{len(data)} rows do not fold into {new_batch_size}; use a divisor")
-    return _reshape(data, 1, (new_batch_size, len(data) // new_batch_size))
+    return _reshape(data, 1, [new_batch_size, len(data) // new_batch_size])
 
 
 def unfold_batch_dim(data: DataProto, batch_dims: int = 2) -> DataProto:
     """[b, n, ...] -> [b * n, ...]: the first `batch_dims` axes of tensors and columns become one."""
-    return _reshape(data, batch_dims, None)
+    return _reshape(data, batch_dims, [])
 
 
-def _reshape(data: DataProto, dims: int, first: tuple[int, ...] | None) -> DataProto:
+def _reshape(data: DataProto, dims: int, first: list[int]) -> DataProto:
     """The first `dims` axes of everything become the axes `first`, or one axis."""
-
-    def reshaped(value: Any) -> Any:
-        return value.reshape(*(first or (math.prod(value.shape[:dims]),)), *value.shape[dims:])
-
-    tensors = {key: reshaped(tensor) for key, tensor in data.tensors().items()}
-    columns = {key: reshaped(column) for key, column in data.non_tensor_batch.items()}
-    return type(data).from_dict(tensors, columns, data.meta_info)
+    held = {**data.tensors(), **data.non_tensor_batch}
+    made = {k: v.reshape(*(first or [math.prod(v.shape[:dims])]), *v.shape[dims:]) for k, v in held.items()}
+    return type(data).from_single_dict(made, data.meta_info)
 
 
 def collate_fn(data_items: Sequence[DataProtoItem]) -> DataProto:
@@ -76,10 +72,7 @@ def list_of_dict_to_dict_of_list(list_of_dict: Sequence[Mapping[str, Any]]) -> d
 
 
 def all_gather_data_proto(data: DataProto, process_group: distributed.ProcessGroup) -> None:
-    """Replace the rows by those of all ranks of the group, in rank order, in place; facts stay this rank's.
-
-    Ranks may hold different numbers of rows.
-    """
+    """Replace the rows by those of all ranks, in rank order, in place; their numbers may differ. Facts stay."""
     device = next((tensor.device for tensor in data.tensors().values()), torch.device("cpu"))
     parts: list[Any] = [None] * process_group.size()
     distributed.all_gather_object(parts, data.select(meta_info_keys=[]), group=process_group)

@@ -1,11 +1,11 @@
-"""Choosing rows: what may stand between the brackets of a batch, columns with one entry per row, mini-batches."""
+"""Rows: what may stand between the brackets of a batch, columns with an entry per row, mini-batches, nested tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 Column = NDArray[Any]
 Facts = dict[str, Any]
 Rows = slice | Sequence[int] | Sequence[bool] | NDArray[Any] | Tensor
-Index = slice | Tensor  # a slice that steps forward, or row numbers from 0: int64 on the CPU
-Batch = TypeVar("Batch")
-
-_NONE = np.zeros(0, np.int64)
+Index = slice | NDArray[np.int64]  # a slice that steps forward, or row numbers from 0
 
 
 @dataclass
@@ -39,16 +36,17 @@ class DataProtoItem:
 def row_index(rows: Rows, length: int) -> Index:
     """Row numbers or a slice for one of `length` rows; raises BatchLookup, an IndexError, when a row is not there."""
     if isinstance(rows, slice):
-        return rows if (rows.step or 1) > 0 else torch.tensor(range(*rows.indices(length)), dtype=torch.int64)
+        return rows if (rows.step or 1) > 0 else np.arange(*rows.indices(length))
     if not isinstance(rows, list | np.ndarray | Tensor | range):
         raise TypeError(f"rows are chosen by an int, slice, list, array or tensor, not by a {type(rows).__name__}")
-    found = rows.cpu() if isinstance(rows, Tensor) else torch.tensor(np.asarray(rows if len(rows) else _NONE))
-    if found.dim() != 1 or found.is_floating_point() or (found.dtype == torch.bool and len(found) != length):
-        raise BatchLookup(f"cannot choose among {length} rows by {found.dtype} of shape {tuple(found.shape)}")
-    index = found.nonzero()[:, 0] if found.dtype == torch.bool else found.long()
-    if len(index) and not -length <= int(index.min()) <= int(index.max()) < length:
-        raise BatchLookup(f"there are {length} rows; asked for rows {int(index.min())} to {int(index.max())}")
-    return torch.where(index < 0, index + length, index)
+    found = np.asarray(rows.cpu() if isinstance(rows, Tensor) else rows)
+    found = found if found.size else found.astype(np.int64)  # an empty list says nothing of its kind
+    if found.ndim != 1 or found.dtype.kind not in "iub" or (found.dtype == bool and len(found) != length):
+        raise BatchLookup(f"cannot choose among {length} rows by {found.dtype} of shape {found.shape}")
+    index = np.flatnonzero(found) if found.dtype == bool else found.astype(np.int64)
+    if len(index) and not -length <= index.min() <= index.max() < length:
+        raise BatchLookup(f"there are {length} rows; asked for rows {index.min()} to {index.max()}")
+    return index % max(length, 1)
 
 
 def blocks(rows: int, count: int, *, uneven: bool = False) -> list[slice]:
@@ -71,21 +69,79 @@ def as_column(values: Sequence[Any] | Column) -> Column:
     return column
 
 
-def mini_batches(
-    rows: int,
-    size: int,
-    choose: Callable[[list[int]], Batch],
-    epochs: int,
-    seed: int | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Iterator[Batch]:
-    """`epochs` passes over all rows, `size` at a time: in order, or drawn by `seed` with options={"shuffle": True}.
-
-    `options` go to torch's DataLoader. Raises BatchConflict when the rows do not divide.
-    """
+def mini_batches(rows: int, size: int, epochs: int, seed: int | None, options: Facts | None) -> Iterator[list[int]]:
+    """Row numbers of every mini-batch; BatchConflict when rows do not divide. `options` are for torch's DataLoader."""
     if size < 1 or rows % size:
         raise BatchConflict(f"{rows} rows do not divide into mini-batches of {size}")
     noise = None if seed is None else torch.Generator().manual_seed(seed)
-    numbers = cast(Any, range(rows))
-    loader = DataLoader(numbers, size, collate_fn=cast(Any, choose), generator=noise, **(options or {}))
+    loader = DataLoader(cast(Any, range(rows)), size, collate_fn=list, generator=noise, **(options or {}))
     return (part for _ in range(epochs) for part in loader)
+
+
+# -- nested (ragged) tensors: torch cannot cut or join them without losing where they are ragged
+
+
+def ragged_dim(nested: Tensor) -> int:
+    """The one axis of a jagged tensor whose length differs from row to row; 0 for the strided layout."""
+    return cast(int, cast(Any, nested)._ragged_idx) if nested.layout == torch.jagged else 0
+
+
+def pieces(nested: Any) -> tuple[Any, ...]:
+    """What `from_pieces` makes it of again: its values, and how they lie."""
+    if nested.layout == torch.jagged:
+        return nested.values(), nested.offsets(), nested.lengths(), ragged_dim(nested)
+    nested = nested.contiguous()
+    sizes, strides = nested._nested_tensor_size(), nested._nested_tensor_strides()
+    return nested.values(), sizes, strides, nested._nested_tensor_storage_offsets()
+
+
+def from_pieces(values: Tensor, sizes: Tensor, other: Any, last: Any) -> Tensor:
+    """The inverse of `pieces`, in the memory of `values`."""
+    if isinstance(last, Tensor):
+        return cast(Any, torch)._nested_view_from_buffer(values, sizes, other, last)
+    return torch.nested.nested_tensor_from_jagged(values, sizes, other, jagged_dim=last)
+
+
+def from_rows(rows: Sequence[Tensor], dim: int) -> Tensor:
+    """A nested tensor of at least one row: jagged along axis `dim` (counted with the row axis), strided when 0."""
+    if not dim:
+        return torch.nested.as_nested_tensor(list(rows))
+    return _jagged(rows, torch.tensor([row.shape[dim - 1] for row in rows], device=rows[0].device), dim)
+
+
+def _jagged(values: Sequence[Tensor], sizes: Tensor, dim: int) -> Tensor:
+    offsets = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    return torch.nested.nested_tensor_from_jagged(torch.cat(list(values), dim=dim - 1), offsets, jagged_dim=dim)
+
+
+def take_nested(nested: Tensor, index: Index) -> Tensor:
+    """The chosen rows, ragged along the same axis; a slice of a jagged tensor without steps is a view of it."""
+    chosen, dim = np.arange(nested.size(0))[index], ragged_dim(nested)
+    if not len(chosen):  # torch has no strided one without rows
+        values = torch.empty([0] * max(nested.dim() - 1, 1), dtype=nested.dtype, device=nested.device)
+        return from_pieces(values, torch.zeros(1, dtype=torch.int64, device=nested.device), None, dim or 1)
+    if dim and isinstance(index, slice) and index.step in (None, 1):
+        values, offsets, lengths, _ = pieces(nested)
+        start, stop = int(chosen[0]), int(chosen[-1]) + 1
+        first, last = int(offsets[start]), int(offsets[stop])
+        values = values.narrow(dim - 1, first, last - first).contiguous()
+        lengths = None if lengths is None else lengths[start:stop]
+        return from_pieces(values, offsets[start : stop + 1] - first, lengths, dim)
+    rows = nested.unbind(0)
+    return from_rows([rows[i] for i in chosen], dim)
+
+
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of all parts in order; raises BatchConflict when they are not ragged along the same axis."""
+    full = [part for part in parts if part.size(0)]
+    kinds = {(part.dtype, part.dim(), ragged_dim(part)) for part in full}
+    if len(kinds) > 1:
+        found = sorted(map(str, kinds))
+        raise BatchConflict(f"nested tensors differ in (dtype, axes, ragged axis) {found}; make them agree")
+    if not full:
+        return parts[0]
+    dim, whole = ragged_dim(full[0]), [pieces(part) for part in full]
+    if not dim or any(lengths is not None for _, _, lengths, _ in whole):
+        return from_rows([row for part in full for row in part.unbind(0)], dim)
+    values = [held.narrow(dim - 1, int(ends[0]), int(ends[-1] - ends[0])) for held, ends, _, _ in whole]
+    return _jagged(values, torch.cat([ends.diff() for _, ends, _, _ in whole]), dim)

@@ -14,15 +14,10 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from hocket.data import nested
-from hocket.data.frozen import FrozenTensor
 from hocket.data.merge import same, union
-from hocket.data.rows import Rows, blocks, mini_batches, row_index
-from hocket.data.wire import Leaves, freeze
+from hocket.data.rows import Rows, blocks, from_rows, join_rows, mini_batches, ragged_dim, row_index
+from hocket.data.wire import Leaves, Packed, freeze, pack, thaw, unpack
 from hocket.errors import BatchConflict, BatchLookup
-
-Wire = tuple[str, tuple[int, ...], Any]
-
 
 # -- making one
 
@@ -113,16 +108,15 @@ def get_non_tensor_data(data: TensorDict, key: str, default: Any) -> Any:
 
 def get(tensor_dict: TensorDict, key: str, default: Any = None) -> Any:
     """The tensor of that name, or the Python value, or the list of values per row; `default` when there is none."""
-    return unwrap_non_tensor_data(_raw(tensor_dict, key)) if key in tensor_dict.keys() else default  # noqa: SIM118
+    return unwrap_non_tensor_data(_raw(tensor_dict)[key]) if key in tensor_dict.keys() else default  # noqa: SIM118
 
 
 def get_keys(tensor_dict: TensorDict, keys: Sequence[str]) -> TensorDict:
     """A TensorDict of these names only; raises BatchLookup when one is missing."""
     if missing := sorted(set(keys) - set(tensor_dict.keys())):
         raise BatchLookup(f"the batch has no {missing}; it has {sorted(tensor_dict.keys())}")
-    return TensorDict(
-        {k: _raw(tensor_dict, k) for k in keys}, batch_size=tensor_dict.batch_size, device=tensor_dict.device
-    )
+    held = _raw(tensor_dict)
+    return TensorDict({k: held[k] for k in keys}, batch_size=tensor_dict.batch_size, device=tensor_dict.device)
 
 
 def pop(tensor_dict: TensorDict, key: str, default: Any = None) -> Any:
@@ -141,14 +135,14 @@ def pop_keys(tensor_dict: TensorDict, keys: Sequence[str]) -> TensorDict:
     return taken
 
 
-def _raw(tensor_dict: TensorDict, key: str) -> Any:
-    return Leaves.of(tensor_dict)[key]
+def _raw(tensor_dict: TensorDict) -> dict[str, Any]:
+    return dict(cast(Any, tensor_dict.items()))
 
 
 def split_kinds(tensor_dict: TensorDict) -> tuple[dict[str, Any], dict[str, list[Any]], dict[str, Any]]:
     """Tensors, lists of one value per row, and values for all rows, by name."""
     kinds: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
-    for key, leaf in Leaves.of(tensor_dict).items():
+    for key, leaf in _raw(tensor_dict).items():
         place = 1 if isinstance(leaf, NonTensorStack) else 2 if isinstance(leaf, NonTensorData) else 0
         kinds[place][key] = unwrap_non_tensor_data(leaf)
     return kinds
@@ -187,8 +181,8 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
     """
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         raise BatchConflict(f"cannot join batch sizes {tensor_dict1.batch_size} and {tensor_dict2.batch_size}")
-    mine = Leaves.of(tensor_dict1)
-    for key, leaf in union(mine, Leaves.of(tensor_dict2)).items():
+    mine = _raw(tensor_dict1)
+    for key, leaf in union(mine, _raw(tensor_dict2)).items():
         if key not in mine:
             tensor_dict1[key] = leaf
     return tensor_dict1
@@ -219,11 +213,8 @@ def make_iterator(
     dataloader_kwargs: dict[str, Any] | None = None,
 ) -> Iterator[TensorDict]:
     """`epochs` passes in mini-batches; in order, or drawn by `seed` with dataloader_kwargs={"shuffle": True}."""
-
-    def choose(indices: list[int]) -> TensorDict:
-        return index_select_tensor_dict(tensordict, indices)
-
-    return mini_batches(len(tensordict), mini_batch_size, choose, epochs, seed, dataloader_kwargs)
+    numbers = mini_batches(len(tensordict), mini_batch_size, epochs, seed, dataloader_kwargs)
+    return (index_select_tensor_dict(tensordict, part) for part in numbers)
 
 
 def pad_to_divisor(data: TensorDict, size_divisor: int) -> tuple[TensorDict, int]:
@@ -240,9 +231,8 @@ def unpad(data: TensorDict, pad_size: int) -> TensorDict:
 
 def contiguous(data: TensorDict) -> TensorDict:
     """A new TensorDict whose tensors are contiguous in memory, those inside Python values too."""
-    return Leaves(
-        {key: _contiguous(leaf) for key, leaf in Leaves.of(data).items()}, data.batch_size, data.device
-    ).thaw()
+    items = {key: _contiguous(leaf) for key, leaf in _raw(data).items()}
+    return TensorDict(items, batch_size=data.batch_size, device=data.device)
 
 
 def _contiguous(leaf: Any) -> Any:
@@ -269,12 +259,12 @@ def nested_tensor_from_tensor_list(tensors: Sequence[Tensor], ragged_idx: int | 
     dim = ragged_idx or (differ[0] if differ else tensors[0].dim())
     if len({t.dim() for t in tensors}) > 1 or set(differ) - {dim}:
         raise BatchConflict(f"rows may differ along axis {dim} only; found {sorted({tuple(t.shape) for t in tensors})}")
-    return nested.from_rows(tensors, dim)
+    return from_rows(tensors, dim)
 
 
 def concat_nested_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Rows of all nested tensors in order, ragged along the same axis."""
-    return nested.join_rows(tensors)
+    return join_rows(tensors)
 
 
 def maybe_fix_3d_position_ids(data: TensorDict) -> None:
@@ -283,7 +273,7 @@ def maybe_fix_3d_position_ids(data: TensorDict) -> None:
     tensordict's own pickling does that to them; this package's does not.
     """
     found: Any = get(data, "position_ids")
-    if isinstance(found, Tensor) and found.is_nested and nested.ragged_dim(found) == 1 and found.dim() == 3:
+    if isinstance(found, Tensor) and found.is_nested and ragged_dim(found) == 1 and found.dim() == 3:
         values, offsets = cast(Any, found).values(), cast(Any, found).offsets()
         if values.shape[0] != int(offsets[-1]):
             data["position_ids"] = torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=2)
@@ -292,15 +282,14 @@ def maybe_fix_3d_position_ids(data: TensorDict) -> None:
 # -- the wire, piece by piece
 
 
-def serialize_single_tensor(obj: Tensor) -> Wire:
+def serialize_single_tensor(obj: Tensor) -> Packed:
     """(dtype name, shape, bytes as uint8) of a tensor; the bytes are a view of its memory where possible."""
-    frozen = FrozenTensor.of(obj)
-    return frozen.dtype, frozen.shape, frozen.data
+    return pack(obj)
 
 
-def deserialize_single_tensor(arr: Wire) -> Tensor:
+def deserialize_single_tensor(arr: Packed) -> Tensor:
     """The inverse, as a copy."""
-    return FrozenTensor.join([FrozenTensor(*arr)])
+    return thaw(unpack(*arr))
 
 
 def serialize_tensordict(batch: TensorDict) -> tuple[tuple[int, ...], str | None, dict[str, Any]]:

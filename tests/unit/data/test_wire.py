@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from hocket.data.frozen import FrozenTensor, private
 from hocket.data.merge import same
 from hocket.data.proto import DataProto
 from hocket.data.tensordict_utils import get_tensordict, nested_tensor_from_tensor_list
-from hocket.data.wire import WIRE
+from hocket.data.wire import WIRE, FrozenTensor, private
 from hocket.errors import BatchError
 
 MIB = 1 << 20
