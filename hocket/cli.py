@@ -81,6 +81,42 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     typer.echo(f"report: {write_report(run)}")
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def submit(
+    command: Annotated[list[str], typer.Argument(help="behind two dashes: what the job runs")],
+    address: Annotated[str, typer.Option(help="address of the cluster's dashboard")] = "http://127.0.0.1:8265",
+    working_dir: Annotated[Path | None, typer.Option(help="folder that is sent along; the job starts in it")] = None,
+    pip: Annotated[list[str] | None, typer.Option(help="package, or requirements .txt; may be repeated")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="KEY=VALUE for the job; may be repeated")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="file with the cluster's token")] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="do not follow the job")] = False,
+    stop_on_interrupt: Annotated[bool, typer.Option("--stop-on-interrupt", help="Ctrl-C stops the job, too")] = False,
+) -> None:
+    """Run a command as a job of a Ray cluster, show its log, and end with its exit code.
+
+    Ctrl-C ends with 130 and leaves the job running.
+
+    Example: hocket submit --address http://127.0.0.1:8265 --working-dir . -- hocket train recipe.yaml
+    """
+    from hocket.run.submit import parse_env, submit
+
+    try:
+        code = submit(
+            command,
+            address=address,
+            working_dir=working_dir,
+            pip=pip or [],
+            env=parse_env(env or []),
+            token_file=token_file,
+            wait=not no_wait,
+            stop_on_interrupt=stop_on_interrupt,
+        )
+    except KeyboardInterrupt:  # later, submit itself says what becomes of the job
+        typer.echo("interrupted; nothing was sent", err=True)
+        code = 130
+    raise typer.Exit(code)
+
+
 def main() -> None:
     """Entry point of the `hocket` command; an error is one message on stderr and its own exit code."""
     signal.signal(signal.SIGTERM, _end)
