@@ -57,16 +57,31 @@ class Colocated(Section):
 
 
 class Detached(Section):
-    """M maker processes and a trainer process, working at the same time."""
+    """M maker processes and N trainer processes, working at the same time."""
 
     kind: Literal["detached"] = "detached"
     makers: int = Field(default=1, ge=1, description="maker processes")
-    trainers: Literal[1] = Field(default=1, description="trainer processes")
+    trainers: int = Field(default=1, ge=1, description="trainer processes, the ranks of one data-parallel group")
+    edges: list[list[int]] | None = Field(
+        default=None, description="the trainer ranks that each maker feeds; default: dealt in turn"
+    )
     max_staleness: int = Field(default=0, ge=0, description="versions that a sample may be behind when trained")
     threads_per_worker: int = Field(default=1, ge=1, description="torch threads of every computing thread")
     cpus_per_worker: float = Field(default=1, ge=0, description="CPUs that Ray reserves for each worker")
     gpus_per_maker: float = Field(default=0, ge=0, description="GPUs that Ray reserves for each maker")
-    gpus_per_trainer: float = Field(default=0, ge=0, description="GPUs that Ray reserves for the trainer")
+    gpus_per_trainer: float = Field(default=0, ge=0, description="GPUs that Ray reserves for each trainer")
+
+    @model_validator(mode="after")
+    def _everybody_fed(self) -> Detached:
+        if self.edges is None:
+            return self
+        fed = {rank for ranks in self.edges for rank in ranks}
+        if len(self.edges) != self.makers or not all(self.edges) or fed != set(range(self.trainers)):
+            raise ValueError(
+                f"placement.edges={self.edges} must give each of {self.makers} makers the trainer ranks that it feeds, "
+                f"and each of the ranks {list(range(self.trainers))} at least one maker"
+            )
+        return self
 
     @property
     def bundles(self) -> list[Bundle]:
@@ -385,8 +400,6 @@ def _say_one(problem: Any) -> str:
         return f"{key} is not set; give it in the recipe or as {key}=..."
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return f"placement {problem['ctx'].get('tag', '?')!r} is not known; use local, colocated or detached(makers=2)"
-    if key.startswith("placement.trainers"):
-        return f"placement.trainers={problem['input']}: one trainer process is what this version runs; use 1"
     text = str(problem["msg"]).removeprefix("Value error, ")
     return f"{key}={problem['input']!r}: {text}" if key and kind != "value_error" else text
 

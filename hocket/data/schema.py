@@ -50,7 +50,8 @@ EXPERIENCE: Stage = ROLLOUTS | {
     "score": Field("B", torch.float32, "outcome score of the reward"),
 }
 
-TRAIN_BATCH: Stage = EXPERIENCE | {
+TRAIN_BATCH: Stage = {name: field for name, field in EXPERIENCE.items() if name != "row"} | {
+    "minibatch": Field("B", torch.int64, "number of the optimizer step, within a pass, that the row belongs to"),
     "group": Field("B", torch.int64, "number of the row's group, in order of first appearance"),
     "proximal_logprobs": Field("BT", torch.float32, "trainer weights at the start of the step"),
     "advantages": Field("BT", torch.float32, "what the policy loss weighs each token by"),

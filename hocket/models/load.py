@@ -48,12 +48,7 @@ def load_causal_lm(spec: ModelSpec, *, device: str = "cpu") -> PreTrainedModel:
     makes no causal language model.
     """
     quiet()
-    if spec.name is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(spec.seed)
-            model = _fresh(spec)
-    else:
-        model = _pretrained(AutoModelForCausalLM, spec)
+    model = _fresh(AutoModelForCausalLM, spec) if spec.name is None else _pretrained(AutoModelForCausalLM, spec)
     ready = cast(PreTrainedModel, cast(nn.Module, model).to(device).eval())
     _demand_causal(ready)
     return ready
@@ -63,27 +58,37 @@ def load_scalar_model(spec: ModelSpec, *, fresh_head: bool, device: str = "cpu")
     """A sequence-classification model with one label: a critic or a reward model.
 
     `fresh_head=True` takes the backbone of `spec` and sets the head to zero, so that a new critic values every
-    state with 0; False wants a folder that was trained with one label. Raises DataError for a folder that cannot
-    be loaded so, ConfigError for an architecture without such a head.
+    state with 0; False wants a folder that was trained with one label, or a bare config, whose head is random as
+    its backbone is. Raises DataError for a folder that cannot be loaded so, ConfigError for an architecture without
+    such a head.
     """
-    if spec.name is None:
-        raise ConfigError("a critic or reward model needs a folder or id to start from; a bare config has no weights")
     quiet()
-    check_model_folder(spec.name)
-    config = _from_pretrained(AutoConfig, spec.name, trust_remote_code=spec.trust_remote_code)
+    if spec.name is None:
+        model, trained = _fresh(AutoModelForSequenceClassification, spec, num_labels=1), False
+    else:
+        model, trained = _pretrained_scalar(spec, fresh_head=fresh_head)
+    if not hasattr(model, "score"):
+        raise ConfigError(f"{type(model).__name__} has no `score` head; use GPT-2, OPT, BLOOM, Llama, Qwen, ...")
+    if fresh_head and not trained:
+        nn.init.zeros_(model.score.weight)
+    return cast(PreTrainedModel, cast(nn.Module, model).to(device).eval())
+
+
+def _pretrained_scalar(spec: ModelSpec, *, fresh_head: bool) -> tuple[Any, bool]:
+    """The model of a folder or id, and whether its head came from there too."""
+    name = str(spec.name)
+    check_model_folder(name)
+    config = _from_pretrained(AutoConfig, name, trust_remote_code=spec.trust_remote_code)
     trained = "ForSequenceClassification" in "".join(config.architectures or ())
     if not trained and not fresh_head:
         raise DataError(
-            f"model {spec.name!r} is {config.architectures}, which has no score head; a reward model must be "
+            f"model {name!r} is {config.architectures}, which has no score head; a reward model must be "
             "saved as AutoModelForSequenceClassification with num_labels=1"
         )
     if trained and config.num_labels != 1:
-        raise DataError(f"model {spec.name!r} scores {config.num_labels} labels; a critic or reward model has 1")
+        raise DataError(f"model {name!r} scores {config.num_labels} labels; a critic or reward model has 1")
     new = set[str]() if trained else {"score.weight"}
-    model = _pretrained(AutoModelForSequenceClassification, spec, new=new, num_labels=1)
-    if not trained:
-        nn.init.zeros_(model.score.weight)
-    return cast(PreTrainedModel, cast(nn.Module, model).to(device).eval())
+    return _pretrained(AutoModelForSequenceClassification, spec, new=new, num_labels=1), trained
 
 
 def load_tokenizer(name: str | None, *, model: str | None = None) -> PreTrainedTokenizerBase:
@@ -114,15 +119,17 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def save_hf(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: tuple[int, ...]
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stop_ids: tuple[int, ...]
 ) -> None:
-    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer` load as it is."""
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer`, given one, load as it is."""
+    pad = tokenizer.pad_token_id if tokenizer is not None else model.config.pad_token_id
     if model.can_generate():
-        model.generation_config = GenerationConfig(eos_token_id=list(stop_ids), pad_token_id=tokenizer.pad_token_id)
+        model.generation_config = GenerationConfig(eos_token_id=list(stop_ids) or None, pad_token_id=pad)
     quiet()
-    tokenizer.padding_side = "left"  # what `generate` needs when a user batches prompts
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.padding_side = "left"  # what `generate` needs when a user batches prompts
+        tokenizer.save_pretrained(folder)
 
 
 def check_model_folder(name: str) -> None:
@@ -207,7 +214,8 @@ def _demand_causal(model: PreTrainedModel) -> None:
         )
 
 
-def _fresh(spec: ModelSpec) -> Any:
+def _fresh(kind: Any, spec: ModelSpec, **options: Any) -> Any:
+    """A model of that kind made from the config alone; its noise is its own, and nobody else's is used up."""
     settings = dict(spec.config)
     model_type = settings.pop("model_type", None)
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -220,7 +228,9 @@ def _fresh(spec: ModelSpec) -> Any:
         if near:
             raise ConfigError(f"model.config.{key} is no setting of {model_type}; did you mean {near[0]}?")
     try:
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=_dtype(spec.dtype))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(spec.seed)
+            return kind.from_config(AutoConfig.for_model(model_type, **settings, **options), dtype=_dtype(spec.dtype))
     except Exception as error:  # each architecture checks its sizes in its own way
         raise ConfigError(f"model.config makes no {model_type} model: {error}") from error
 
@@ -231,6 +241,12 @@ def _dtype(name: str) -> torch.dtype:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def named_architecture(name: str, *, trust_remote_code: bool = False) -> str:
+    """The model type that the config of a folder or id names, such as "gpt2"; DataError when there is none."""
+    check_model_folder(name)
+    return cast(str, _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code).model_type)
 
 
 def named_positions(name: str, *, trust_remote_code: bool = False) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hocket.data.schema import positions
+from hocket.errors import WeightSyncError
+
+WeightLoader = Callable[[Any, Mapping[str, Tensor]], None]
 
 
 def token_logprobs(
@@ -57,6 +61,60 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
     saved = module.state_dict()
     weights |= {name: b for name, b in module.named_buffers() if name in saved}
     return weights
+
+
+def demand_fit(own: Mapping[str, Sequence[int]], sent: Mapping[str, Sequence[int]], *, what: str, model: str) -> None:
+    """Raise WeightSyncError, naming the tensors, unless `sent` has the names and shapes of `own`."""
+    lack, extra = sorted(set(own) - set(sent)), sorted(set(sent) - set(own))
+    if lack or extra:
+        raise WeightSyncError(
+            f"{what} do not fit {model}: {len(lack)} tensors are missing, e.g. {lack[:3]}, {len(extra)} are unknown, "
+            f"e.g. {extra[:3]}; maker and trainer must load the same architecture"
+        )
+    wrong = [name for name, shape in sent.items() if tuple(own[name]) != tuple(shape)]
+    if wrong:
+        shapes = {name: (tuple(sent[name]), tuple(own[name])) for name in wrong[:3]}
+        raise WeightSyncError(f"{what} have other shapes than {model} (sent, own): {shapes}")
+
+
+_LOADERS: dict[type[nn.Module], WeightLoader] = {}
+
+
+def register_weight_loader(kind: type[nn.Module], loader: WeightLoader) -> None:
+    """Let `loader(model, weights)` put named weights into models of this class, instead of copying name by name.
+
+    For a maker's model that cannot take plain tensors, such as a quantized one. It runs in the maker, between two
+    batches, with all tensors of the trainer's model; a tensor is read-only memory of the sender: copy it.
+    """
+    _LOADERS[kind] = loader
+
+
+def weight_loader(model: nn.Module) -> WeightLoader | None:
+    """The loader registered for the model's class, or for the nearest class that it derives from."""
+    return next((_LOADERS[kind] for kind in type(model).__mro__ if kind in _LOADERS), None)
+
+
+def copy_weights(model: nn.Module, weights: Mapping[str, Tensor], *, what: str) -> None:
+    """Copy `weights` into the model's own tensors, or give them to its registered loader.
+
+    Raises WeightSyncError unless names and shapes match exactly.
+    """
+    if (loader := weight_loader(model)) is not None:
+        loader(model, weights)
+        return
+    own = named_weights(model)
+    demand_fit(_shapes(own), _shapes(weights), what=what, model="this model")
+    for name, tensor in weights.items():
+        own[name].copy_(tensor)
+
+
+def wanted_shapes(model: nn.Module) -> dict[str, tuple[int, ...]] | None:
+    """What `copy_weights` wants, by name; None when a registered loader takes what comes."""
+    return None if weight_loader(model) else _shapes(named_weights(model))
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 def _shifted(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A learned reward: a sequence-classification model with one label that reads prompt and answer as text."""
+"""A learned reward: a sequence-classification model with one label, which reads text or the very token ids."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hocket.data.proto import DataProto
 from hocket.models.load import ModelSpec, load_scalar_model, load_tokenizer
 from hocket.models.scalar import sequence_scores
 from hocket.rewards.adapters import Row, Scores
@@ -48,3 +49,17 @@ class ModelReward:
         before = asked if isinstance(asked, list) else [{"role": "user", "content": prompt}]
         turns = [*before, {"role": "assistant", "content": completion}]
         return cast(list[int], cast(Any, self._tokenizer).apply_chat_template(turns, return_dict=False))
+
+
+class TokenReward:
+    """Scores with a reward model that shares the policy's vocabulary: it reads the token ids as they were sampled."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def __call__(self, rollouts: DataProto) -> Scores:
+        """The head's value at the last token of each of B rows."""
+        ids, length = rollouts.tensor("input_ids"), rollouts.tensor("length")
+        device = self._model.device
+        return Scores(sequence_scores(self._model, ids.to(device), length.to(device)).tolist(), {})

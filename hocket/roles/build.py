@@ -11,6 +11,7 @@ import torch
 from hocket.algorithms.presets import Algorithm
 from hocket.config import RunConfig
 from hocket.models.load import ModelSpec, load_causal_lm, load_scalar_model, load_tokenizer, pad_token_id
+from hocket.parallel.strategy import Strategy
 from hocket.rewards.adapters import Reward
 from hocket.rewards.model import ModelReward
 from hocket.roles.maker import Maker
@@ -86,8 +87,15 @@ def build_maker(blueprint: Blueprint, transport: Transport, *, index: int = 0, d
     )
 
 
-def build_trainer(blueprint: Blueprint, transport: Transport, *, device: str = "cpu") -> Trainer:
-    """The trainer, with a critic when the algorithm needs one."""
+def build_trainer(
+    blueprint: Blueprint,
+    transport: Transport,
+    *,
+    index: int = 0,
+    device: str = "cpu",
+    strategy: Strategy | None = None,
+) -> Trainer:
+    """The trainer, or rank `index` of it, with a critic when the algorithm needs one."""
     torch.set_num_threads(blueprint.threads)
     config = blueprint.config
     critic = None
@@ -101,6 +109,8 @@ def build_trainer(blueprint: Blueprint, transport: Transport, *, device: str = "
         transport=transport,
         stop_ids=blueprint.stop_ids,
         critic=critic,
+        strategy=strategy,
+        name=f"trainer-{index}",
         temperature=config.rollout.temperature,
         chunk_bytes=config.sync.chunk_mib << 20,
         threads=blueprint.threads,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +13,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hocket.data.chat import prompt_text
 from hocket.data.proto import DataProto
 from hocket.data.schema import EXPERIENCE, check
-from hocket.models.policy import token_logprobs
+from hocket.models.policy import copy_weights, token_logprobs, wanted_shapes
+from hocket.models.scalar import state_values
 from hocket.observe.trace import Span, Tracer
 from hocket.rewards.adapters import Reward
-from hocket.rewards.model import ModelReward
+from hocket.rewards.model import ModelReward, TokenReward
 from hocket.rollout.engine import RolloutEngine, Sampling
 from hocket.weights.manifest import Manifest
 from hocket.weights.receiver import Receiver
 from hocket.weights.transport import Transport
 
 Sample = dict[str, Any]
+CRITIC = "critic/"  # before the names of the critic's tensors, where they travel with the policy's
 
 
 @dataclass
@@ -34,27 +36,33 @@ class Report:
 
 
 class Maker:
-    """Generates answers with its copy of the policy, scores them, and adds reference log-probs.
+    """Generates answers with its copy of the policy, scores them, and adds reference log-probs and values.
 
-    Plain Python: no Ray, no process. `swap_timeout` is how long `make` waits for weights it was promised.
+    Plain Python: no Ray, no process. With a `critic` it adds `values`, and the critic's weights are to come with the
+    policy's. A `TokenReward` needs no tokenizer. `swap_timeout` is how long `make` waits for weights it was promised;
+    `started` is the version that the engine begins with, -1 when it is to wait for the first.
     """
 
     def __init__(
         self,
         engine: RolloutEngine,
-        tokenizer: PreTrainedTokenizerBase,
-        reward: Reward | ModelReward,
+        tokenizer: PreTrainedTokenizerBase | None,
+        reward: Reward | ModelReward | TokenReward,
         *,
         sampling: Sampling,
         group_size: int,
         seed: int,
         transport: Transport,
         reference: PreTrainedModel | None = None,
+        critic: PreTrainedModel | None = None,
         name: str = "maker-0",
         threads: int = 1,
         swap_timeout: float = 600.0,
+        started: int = 0,
+        arbitrate: str | None = None,
     ) -> None:
         self.engine = engine
+        self.engine.version = started
         self.tracer = Tracer(name)
         self._tokenizer = tokenizer
         self._reward = reward
@@ -62,27 +70,31 @@ class Maker:
         self._group_size = group_size
         self._seed = seed
         self._transport = transport
-        self._reference = reference
+        self._reference = reference and reference.eval().requires_grad_(False)
+        self._critic = critic and critic.eval().requires_grad_(False)
         self._threads = threads
         self._swap_timeout = swap_timeout
-        self._receiver = Receiver()
+        self.receiver = Receiver(self._expects(), name=name, arbitrate=arbitrate)
         self._samples: list[Sample] = []
 
-    def make(self, unit: DataProto, *, at_least: int = 0) -> DataProto:
+    def make(self, unit: DataProto, *, at_least: int = 0, stop: Callable[[], None] = lambda: None) -> DataProto:
         """PROMPTS of one unit -> EXPERIENCE of all its samples, made with weights version `at_least` or newer.
 
-        Raises RewardError for a broken reward, WeightSyncError when the version does not arrive.
+        Raises RewardError for a broken reward, WeightSyncError when the version does not arrive; `stop` is asked
+        during that wait, and may raise.
         """
         torch.set_num_threads(self._threads)  # a thread's own setting: the first act of any thread that computes
         facts = {"step": unit.meta_info["step"] + 1, "unit": unit.meta_info["unit"]}
-        self._swap(at_least)
+        self._swap(at_least, stop=stop)
         with self.tracer.span("generate", **facts, version=self.engine.version):
             rollouts = self.engine.generate(unit, self._sampling, samples=self._group_size, seed=self._seed)
         with self.tracer.span("reward", **facts):
             experience = self._score(rollouts)
-        if self._reference is not None:
-            with self.tracer.span("reference", **facts), torch.no_grad():
+        with self.tracer.span("reference", **facts), torch.no_grad():
+            if self._reference is not None:
                 experience = experience.union(self._reference_logprobs(experience, self._reference))
+            if self._critic is not None:
+                experience = experience.union(_values(experience, self._critic))
         return check(experience, EXPERIENCE, "experience")
 
     def evaluate(self, unit: DataProto, *, at_least: int = 0) -> dict[str, list[float]]:
@@ -100,28 +112,53 @@ class Maker:
     def receive(self, manifest: Manifest, handles: Sequence[Any], *, timeout: float = 600.0) -> None:
         """Fetch and commit a version of the weights; `make` puts it into use before its next unit."""
         with self.tracer.span("sync", version=manifest.version):
-            self._receiver.begin(manifest)
-            for i, handle in enumerate(handles):
-                self._receiver.chunk(manifest.version, i, self._transport.fetch(handle, timeout))
-            self._receiver.commit(manifest.version)
+            self.receiver.begin(manifest)
+            try:
+                for i, handle in enumerate(handles):
+                    self.receiver.chunk(manifest.key, i, self._transport.fetch(handle, timeout))
+                self.receiver.commit(manifest.key)
+            finally:
+                self.receiver.abort(manifest.key)  # of what was not committed, because its sender is gone
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether it computes values, and so wants the critic's weights with the policy's."""
+        return self._critic is not None
 
     def report(self) -> Report:
         """What happened since the last report."""
         samples, self._samples = self._samples, []
         return Report(self.tracer.drain(), samples)
 
-    def _swap(self, at_least: int) -> None:
+    def _swap(self, at_least: int, *, stop: Callable[[], None] = lambda: None) -> None:
         with self.tracer.span("wait" if self.engine.version < at_least else "sync"):
-            self._receiver.swap(
-                self.engine.load, at_least=at_least, current=self.engine.version, timeout=self._swap_timeout
+            self.receiver.swap(
+                self._load, at_least=at_least, current=self.engine.version, timeout=self._swap_timeout, stop=stop
             )
 
+    def _expects(self) -> dict[str, tuple[int, ...]] | None:
+        own, values = self.engine.expects(), wanted_shapes(self._critic) if self._critic is not None else {}
+        if own is None or values is None:
+            return None
+        return {**own, **{CRITIC + name: shape for name, shape in values.items()}}
+
+    @torch.no_grad()
+    def _load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Put a version into use: the policy's tensors into the engine, those under "critic/" into the critic."""
+        by_name = dict(weights)
+        values = {name.removeprefix(CRITIC): by_name.pop(name) for name in list(by_name) if name.startswith(CRITIC)}
+        self.engine.load(by_name.items(), version)
+        if self._critic is not None:
+            copy_weights(self._critic, values, what=f"the critic's weights version {version}")
+
     def _score(self, rollouts: DataProto) -> DataProto:
-        rows = [dict(row) for row in rollouts.non_tensor_batch["row"]]
-        prompts = [prompt_text(row["prompt"]) for row in rows]
         completions = self._decode(rollouts)
-        uids = [str(uid) for uid in rollouts.non_tensor_batch["uid"]]
-        scores = self._reward(prompts, completions, rows, uids)
+        if isinstance(self._reward, TokenReward):
+            scores = self._reward(rollouts)
+        else:
+            rows = [dict(row) for row in rollouts.non_tensor_batch["row"]]
+            prompts = [prompt_text(row["prompt"]) for row in rows]
+            scores = self._reward(prompts, completions, rows, [str(uid) for uid in rollouts.non_tensor_batch["uid"]])
         self._keep_samples(rollouts, completions, scores.values)
         metrics = {f"reward/{name}": torch.tensor(v).float() for name, v in scores.metrics.items()}
         return rollouts.union(DataProto.from_dict({"score": torch.tensor(scores.values).float()} | metrics))
@@ -133,6 +170,8 @@ class Maker:
             rollouts.tensor("length").tolist(),
             strict=True,
         )
+        if self._tokenizer is None:
+            return [str(ids[a:b]) for ids, a, b in spans]
         return [str(self._tokenizer.decode(ids[a:b], skip_special_tokens=True)) for ids, a, b in spans]
 
     def _keep_samples(self, rollouts: DataProto, completions: list[str], scores: list[float]) -> None:
@@ -160,3 +199,9 @@ class Maker:
             temperature=self._sampling.temperature,
         )["logprobs"]
         return DataProto.from_dict({"reference_logprobs": logprobs.cpu()})
+
+
+def _values(experience: DataProto, critic: PreTrainedModel) -> DataProto:
+    ids, length = experience.tensor("input_ids"), experience.tensor("length")
+    values = state_values(critic, ids.to(critic.device), length.to(critic.device)).cpu()
+    return DataProto.from_dict({"values": torch.where(experience.tensor("response_mask"), values, 0.0)})

@@ -14,9 +14,9 @@ class Optimizer:
     """The optimizer of one model. `trainer.max_steps` x passes x minibatches is its whole schedule."""
 
     def __init__(self, model: nn.Module, settings: TrainerSection, *, lr: float) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._max_norm = settings.max_grad_norm
-        self.adam = torch.optim.AdamW(self._parameters, lr=lr, betas=settings.betas, weight_decay=settings.weight_decay)
+        self.adam = torch.optim.AdamW(self.parameters, lr=lr, betas=settings.betas, weight_decay=settings.weight_decay)
         total = settings.max_steps * settings.epochs * settings.minibatches
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self.adam,
@@ -28,7 +28,7 @@ class Optimizer:
 
         A norm that is not finite updates nothing.
         """
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self._max_norm))
         lr = float(self.adam.param_groups[0]["lr"])
         if math.isfinite(norm):
             self.adam.step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from hocket.algorithms.reduce import Counts
 from hocket.config import TrainerSection
 from hocket.data.proto import DataProto
 from hocket.data.schema import EXPERIENCE, TRAIN_BATCH, check, collate
-from hocket.errors import HocketError
+from hocket.errors import ConfigError, HocketError
 from hocket.models.load import save_hf
 from hocket.models.policy import named_weights, token_logprobs
 from hocket.models.scalar import state_values
 from hocket.observe.trace import Tracer
-from hocket.roles.maker import Report
+from hocket.parallel.strategy import Single, Strategy
+from hocket.roles.maker import CRITIC, Report
 from hocket.roles.optimizer import Optimizer
 from hocket.roles.statistics import add_up, batch_statistics
 from hocket.weights.manifest import Manifest, weights_sha256
@@ -36,19 +37,21 @@ Micro = dict[str, Tensor]
 class Trainer:
     """Learns from one step's experience at a time. Plain Python: no Ray, no process.
 
-    `critic` is there when the algorithm needs one; `temperature` is the one that the makers sample with.
+    `critic` is there when the algorithm needs one; set `critic_travels` when the makers
+    have one too. `temperature` is the one that the makers sample with.
     """
 
     def __init__(
         self,
         policy: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         algorithm: Algorithm,
         settings: TrainerSection,
         *,
         transport: Transport,
         stop_ids: tuple[int, ...],
         critic: PreTrainedModel | None = None,
+        strategy: Strategy | None = None,
         temperature: float = 1.0,
         chunk_bytes: int = 64 << 20,
         name: str = "trainer-0",
@@ -64,6 +67,8 @@ class Trainer:
         self._stop_ids = stop_ids
         self._threads = threads
         self._transport = transport
+        self._strategy = strategy or Single()
+        self.critic_travels = False
         self._publisher = Publisher(name, chunk_bytes=chunk_bytes)
         self._optimizers = {"policy": Optimizer(policy, settings, lr=settings.lr)}
         if critic is not None:
@@ -71,36 +76,93 @@ class Trainer:
             self._optimizers["value"] = Optimizer(critic, settings, lr=lr)
 
     def train(self, units: Sequence[DataProto], *, step: int) -> dict[str, float]:
-        """One training step (from 0) on the EXPERIENCE of all its units, in prompt order; returns metrics.
+        """One training step (from 0) on this rank's EXPERIENCE units, in prompt order; returns metrics of all ranks.
 
-        Proximal log-probs, values and advantages come from the weights as they are at the start of the step.
-        Raises HocketError at the first loss or gradient that is not finite.
+        Proximal log-probs, values and advantages come from the weights as they are at the start of the step. A rank
+        may have no units as long as another has some. Raises HocketError at the first loss or gradient that is not
+        finite.
+        """
+        with self.tracer.span("train", step=step + 1):
+            return self.learn(self.prepare(units, step=step), step=step)
+
+    @torch.no_grad()
+    def prepare(self, units: Sequence[DataProto], *, step: int) -> DataProto:
+        """What the start of the step decides: EXPERIENCE units -> this rank's rows of the TRAIN_BATCH.
+
+        Its meta_info carries the step's `facts`, which are metrics over all ranks.
         """
         torch.set_num_threads(self._threads)  # a thread's own setting: the first act of any thread that computes
-        with self.tracer.span("train", step=step + 1):
-            batch = check(collate(units), EXPERIENCE, f"experience of step {step + 1}")
-            plan = self._plan(batch)
-            batch, start = self._prepare(batch, plan)
-            parts = [
-                self._optimizer_step([self._micro(batch, rows) for rows in minibatch], step=step)
-                for _ in range(self._settings.epochs)
-                for minibatch in plan
-            ]
+        own = self._forward_all(self._own_rows(units, step=step))
+        parts = self._strategy.gather(own)
+        whole = collate([part for part in parts if part is not None])
+        first = sum(len(part) for part in parts[: self._strategy.rank] if part is not None)
+        ready, facts = self._credit(whole)
+        facts |= batch_statistics(ready, version=step)
+        ready.meta_info = {"facts": facts}
+        return ready[first : first + (len(own) if own is not None else 0)]
+
+    def learn(self, batch: DataProto, *, step: int) -> dict[str, float]:
+        """All optimizer steps on a prepared batch; returns its metrics. It may be called again for another pass."""
+        torch.set_num_threads(self._threads)
+        plan, counts = self._plan(batch), self._counts(batch)
+        parts = [
+            self._optimizer_step([self._micro(batch, rows) for rows in minibatch], counts[m], step=step)
+            for _ in range(self._settings.epochs)
+            for m, minibatch in enumerate(plan)
+        ]
         learned = {key: _over_steps(key, [part[key] for part in parts]) for key in parts[0]}
-        return learned | start | batch_statistics(batch, version=step)
+        return learned | batch.meta_info.get("facts", {})
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Learn by this algorithm from now on. Raises ConfigError when it needs a critic and there is none."""
+        if "critic" in algorithm.needs and self.critic is None:
+            raise ConfigError(f"{type(algorithm).__name__} needs a critic, but there is none; give one, or use GRPO")
+        self._algorithm = algorithm
 
     def publish(self, version: int) -> tuple[Manifest, list[Any]]:
-        """Snapshot the policy as `version`: what a maker's `receive` takes."""
+        """Snapshot the policy, and a critic that makers share, as `version`: what a maker's `receive` takes."""
+        return self.snapshot(version)()
+
+    def snapshot(self, version: int) -> Callable[[], tuple[Manifest, list[Any]]]:
+        """`publish` in two parts: a copy now, and the rest when the result is called, while training goes on.
+
+        The result must have been called before the next snapshot.
+        """
         with self.tracer.span("sync", version=version):
-            manifest, chunks = self._publisher.snapshot(named_weights(self.policy), version)
+            weights = named_weights(self.policy)
+            if self.critic_travels and self.critic is not None:
+                weights |= {CRITIC + name: tensor for name, tensor in named_weights(self.critic).items()}
+            describe = self._publisher.copy(weights, version)
+
+        def announce() -> tuple[Manifest, list[Any]]:
+            self._transport.clear()  # the last version's chunks, before there are new ones
+            manifest, chunks = describe()
             return manifest, self._transport.send(chunks)
+
+        return announce
 
     def save(self, folder: str) -> None:
         """Write `folder`/hf and, with a critic, `folder`/critic, each loadable by transformers as it is."""
         with self.tracer.span("checkpoint"):
-            save_hf(Path(folder) / "hf", self.policy, self._tokenizer, self._stop_ids)
+            self.save_policy(str(Path(folder) / "hf"))
             if self.critic is not None:
-                save_hf(Path(folder) / "critic", self.critic, self._tokenizer, self._stop_ids)
+                self.save_critic(str(Path(folder) / "critic"))
+
+    def save_policy(self, folder: str) -> None:
+        """Write the policy as a folder that transformers loads, with its tokenizer where there is one."""
+        save_hf(Path(folder), self.policy, self._tokenizer, self._stop_ids)
+
+    def save_critic(self, folder: str) -> None:
+        """Write the critic likewise. Raises ConfigError when there is none."""
+        if self.critic is None:
+            raise ConfigError("there is no critic to save: the algorithm has none, or model_fn gave None")
+        save_hf(Path(folder), self.critic, self._tokenizer, self._stop_ids)
+
+    def save_optimizer(self, name: str, path: str) -> None:
+        """Write the state of the optimizer of "policy" or "value" as a file that `torch.load` reads."""
+        if name not in self._optimizers:
+            raise ConfigError(f"there is no optimizer of {name!r}; there is one of {', '.join(self._optimizers)}")
+        torch.save(self._optimizers[name].adam.state_dict(), path)
 
     def sha256(self) -> str:
         """SHA-256 of the policy's weights, for people to compare runs by."""
@@ -110,58 +172,91 @@ class Trainer:
         """What happened since the last report."""
         return Report(self.tracer.drain())
 
+    def _own_rows(self, units: Sequence[DataProto], *, step: int) -> DataProto | None:
+        """This rank's rows with the number of their `minibatch`; None when it has no units.
+
+        A minibatch is whole groups, cut from the groups of all ranks in prompt order.
+        """
+        rank = self._strategy.rank
+        keys = [(unit.meta_info.get("unit", i), rank, str(uid)) for i, unit in enumerate(units) for uid in _uids(unit)]
+        groups = list(dict.fromkeys(sorted((key for part in self._strategy.gather(keys) for key in part), key=_place)))
+        if not groups:
+            raise HocketError(f"step {step + 1} has no experience on any rank; a step needs at least one unit")
+        size = len(groups) // self._settings.minibatches
+        if size * self._settings.minibatches != len(groups):
+            raise HocketError(
+                f"{len(groups)} groups do not divide into trainer.minibatches={self._settings.minibatches}; "
+                "change one of the two"
+            )
+        if not units:
+            return None
+        batch = check(collate(units), EXPERIENCE, f"experience of step {step + 1}").select(None, ["uid"], [])
+        number = {key: i // size for i, key in enumerate(groups)}
+        return batch.union(DataProto.from_dict({"minibatch": torch.tensor([number[key] for key in keys])}))
+
     def _plan(self, batch: DataProto) -> list[list[slice]]:
         """Rows of each micro-batch of each minibatch, in prompt order: cut by content alone.
 
-        A minibatch is whole groups; a micro-batch holds at most `micro_batch_tokens` padded tokens, or one row.
+        A micro-batch holds at most `micro_batch_tokens` padded tokens, or one row.
         """
-        lengths = batch.tensor("length").tolist()
-        starts = [i for i, uid in enumerate(batch.non_tensor_batch["uid"]) if i == 0 or uid != _uid(batch, i - 1)]
-        groups = len(starts) // self._settings.minibatches
-        if groups * self._settings.minibatches != len(starts):
-            raise HocketError(
-                f"{len(starts)} groups do not divide into trainer.minibatches={self._settings.minibatches}; "
-                "change one of the two"
-            )
-        edges = [starts[i * groups] for i in range(self._settings.minibatches)] + [len(lengths)]
-        budget = self._settings.micro_batch_tokens
-        return [_cut(lengths, first, last, budget) for first, last in pairwise(edges)]
+        lengths, budget = batch.tensor("length").tolist(), self._settings.micro_batch_tokens
+        ends = torch.bincount(batch.tensor("minibatch"), minlength=self._settings.minibatches).cumsum(0).tolist()
+        return [_cut(lengths, first, last, budget) for first, last in pairwise([0, *ends])]
 
-    @torch.no_grad()
-    def _prepare(self, batch: DataProto, plan: list[list[slice]]) -> tuple[DataProto, dict[str, float]]:
-        """Add everything that the start of the step decides: EXPERIENCE -> TRAIN_BATCH."""
-        width = batch.tensor("input_ids").shape[1]
-        found = [self._forward(self._micro(batch, rows), entropy=True) for minibatch in plan for rows in minibatch]
+    def _counts(self, batch: DataProto) -> list[Counts]:
+        """Tokens and sequences of each minibatch, over all ranks."""
+        mask, number = batch.tensor("response_mask"), batch.tensor("minibatch")
+        own = [Counts.of(mask[number == m]) for m in range(self._settings.minibatches)]
+        ranks = self._strategy.gather(own)
+        return [
+            Counts(tokens=sum(part.tokens for part in parts), sequences=sum(part.sequences for part in parts))
+            for parts in zip(*ranks, strict=True)
+        ]
+
+    def _forward_all(self, own: DataProto | None) -> DataProto | None:
+        """Add proximal log-probs, entropy and, unless the maker gave them, values."""
+        if own is None:
+            return None
+        width = own.tensor("input_ids").shape[1]
+        plan = [rows for minibatch in self._plan(own) for rows in minibatch]
+        found = [self._forward(self._micro(own, rows), entropy=True) for rows in plan]
         start = {key: torch.cat([_pad(new[key], width) for new in found]).cpu() for key in found[0]}
-        entropy = start.pop("entropy")
-        codes = {uid: i for i, uid in enumerate(dict.fromkeys(batch.non_tensor_batch["uid"]))}
-        tensors = batch.tensors() | {
-            "group": torch.tensor([codes[uid] for uid in batch.non_tensor_batch["uid"]]),
-            "proximal_logprobs": start.pop("logprobs"),
-            **start,
-        }
+        start["proximal_logprobs"] = start.pop("logprobs")
+        return DataProto.from_dict(start | own.tensors(), own.non_tensor_batch)
+
+    def _credit(self, whole: DataProto) -> tuple[DataProto, dict[str, float]]:
+        """The rows of all ranks with groups and what the algorithm credits them with, and the step's facts."""
+        codes = {uid: i for i, uid in enumerate(dict.fromkeys(whole.non_tensor_batch["uid"]))}
+        tensors = whole.tensors() | {"group": torch.tensor([codes[uid] for uid in whole.non_tensor_batch["uid"]])}
+        entropy = tensors.pop("entropy")
         tensors |= self._algorithm.credit(tensors)
         mask = tensors["response_mask"]
         counts = Counts.of(mask)
         facts = mismatch(tensors["proximal_logprobs"], tensors["rollout_logprobs"], mask=mask, counts=counts)
         facts["entropy"] = torch.where(mask, entropy, 0.0).sum() / max(counts.tokens, 1)
-        ready = DataProto.from_dict(tensors, batch.non_tensor_batch, batch.meta_info)
+        ready = DataProto.from_dict(tensors, whole.non_tensor_batch)
         return check(ready, TRAIN_BATCH, "training batch"), {k: float(v) for k, v in facts.items()}
 
-    def _optimizer_step(self, minibatch: list[Micro], *, step: int) -> dict[str, float]:
-        """Accumulate gradients over micro-batches, then one step of each optimizer."""
-        parts = [Counts.of(micro["response_mask"]) for micro in minibatch]
-        counts = Counts(tokens=sum(p.tokens for p in parts), sequences=sum(p.sequences for p in parts))
+    def _optimizer_step(self, minibatch: list[Micro], counts: Counts, *, step: int) -> dict[str, float]:
+        """Accumulate gradients over micro-batches and ranks, then one step of each optimizer."""
         metrics: dict[str, float] = {}
+        broken: list[str] = []
         for micro in minibatch:
             losses, facts = self._algorithm.loss(self._forward(micro), micro, counts)
             for name, loss in losses.items():
-                _demand_finite(f"the {name} loss", float(loss.detach()), step)
+                if not math.isfinite(value := float(loss.detach())):
+                    broken.append(f"the {name} loss is {value}")
                 loss.backward()
             add_up(metrics, {k: float(v) for k, v in facts.items()})
+        told = self._strategy.gather((broken, metrics))  # every rank stops when one does
+        metrics = {}
+        for reasons, part in told:
+            _demand(not reasons, " and ".join(reasons), step)
+            add_up(metrics, part)
         for name, optimizer in self._optimizers.items():
+            self._strategy.sum_gradients(optimizer.parameters)
             norm, lr = optimizer.step()
-            _demand_finite(f"the gradient norm of the {name} model", norm, step)
+            _demand(math.isfinite(norm), f"the gradient norm of the {name} model is {norm}", step)
             suffix = "" if name == "policy" else f"/{name}"
             metrics |= {f"grad_norm{suffix}": norm, f"lr{suffix}": lr}
         return metrics
@@ -182,8 +277,13 @@ class Trainer:
         return new
 
 
-def _uid(batch: DataProto, i: int) -> str:
-    return batch.non_tensor_batch["uid"][i]
+def _uids(batch: DataProto) -> list[str]:
+    return list(batch.non_tensor_batch["uid"])
+
+
+def _place(key: tuple[int, int, str]) -> tuple[int, int]:
+    """Where a group stands in the step: by its unit, then by rank; `sorted` keeps the order inside a unit."""
+    return key[:2]
 
 
 def _cut(lengths: Sequence[int], first: int, last: int, budget: int) -> list[slice]:
@@ -193,7 +293,7 @@ def _cut(lengths: Sequence[int], first: int, last: int, budget: int) -> list[sli
         if i > start and (i + 1 - start) * width > budget:
             cuts.append(slice(start, i))
             start, width = i, lengths[i]
-    return [*cuts, slice(start, last)]
+    return [*cuts, slice(start, last)] if last > first else []
 
 
 def _over_steps(name: str, values: Sequence[float]) -> float:
@@ -204,9 +304,9 @@ def _pad(tensor: Tensor, width: int) -> Tensor:
     return nn.functional.pad(tensor, (0, width - tensor.shape[1]))
 
 
-def _demand_finite(what: str, value: float, step: int) -> None:
-    if not math.isfinite(value):
+def _demand(finite: bool, what: str, step: int) -> None:
+    if not finite:
         raise HocketError(
-            f"step {step + 1}: {what} is {value}; nothing was updated with it. Lower trainer.lr, or look at the "
+            f"step {step + 1}: {what}; nothing was updated with it. Lower trainer.lr, or look at the "
             "scores and samples of this step"
         )

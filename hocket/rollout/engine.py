@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from hocket.data.proto import DataProto
+from hocket.errors import DataError
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. `greedy` takes the most likely token and ignores the other settings but the length."""
+    """How tokens are drawn. `greedy` takes the most likely token and ignores the other settings but the lengths.
+
+    `max_length` bounds the longest prompt of a batch and its answer together.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     greedy: bool = False
+    max_length: int | None = None
+
+    def room(self, longest_prompt: int) -> int:
+        """Tokens that an answer may have. Raises DataError when the prompt leaves none."""
+        room = self.max_new_tokens if self.max_length is None else self.max_length - longest_prompt
+        if room < 1:
+            raise DataError(
+                f"a prompt of {longest_prompt} tokens leaves no room for an answer in max_length={self.max_length}; "
+                "raise max_length, or set max_new_tokens instead"
+            )
+        return min(room, self.max_new_tokens)
 
 
 class RolloutEngine(Protocol):
@@ -36,4 +51,8 @@ class RolloutEngine(Protocol):
 
         Raises WeightSyncError otherwise.
         """
+        ...
+
+    def expects(self) -> Mapping[str, tuple[int, ...]] | None:
+        """Shapes of the tensors that `load` wants, by name; None when it takes what comes."""
         ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,9 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, ROLLOUTS, check, positions
-from hocket.errors import WeightSyncError
 from hocket.models.load import check_room
-from hocket.models.policy import named_weights, takes
+from hocket.models.policy import copy_weights, takes, wanted_shapes
 from hocket.rollout.engine import Sampling
 from hocket.rollout.sampling import sample_tokens, uniforms
 
@@ -24,7 +24,9 @@ class NativeEngine:
     rows that have ended leave the batch."""
 
     def __init__(self, model: PreTrainedModel, *, stop_ids: Sequence[int], pad_id: int) -> None:
-        self.model = model.eval()
+        # not only to save memory: torch folds a one-row product differently for weights that want gradients, and the
+        # last bits differ
+        self.model = model.eval().requires_grad_(False)
         self.version = 0
         self._stop = torch.tensor(sorted(stop_ids))
         self._pad_id = pad_id
@@ -34,6 +36,7 @@ class NativeEngine:
         """See RolloutEngine. Raises DataError when prompt and response cannot fit the model's positions."""
         check(prompts, PROMPTS, "prompts given to the engine")
         longest = int(prompts.tensor("prompt_length").max())
+        sampling = replace(sampling, max_new_tokens=sampling.room(longest))
         check_room(longest, sampling.max_new_tokens, getattr(self.model.config, "max_position_embeddings", None))
         device = self.model.device
         rows = prompts.repeat(samples)
@@ -49,19 +52,12 @@ class NativeEngine:
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See RolloutEngine."""
-        own, new = named_weights(self.model), dict(weights)
-        if set(own) != set(new):
-            lack, extra = sorted(set(own) - set(new)), sorted(set(new) - set(own))
-            raise WeightSyncError(
-                f"weights version {version} do not fit this model: {len(lack)} tensors are missing, e.g. {lack[:3]}, "
-                f"{len(extra)} are unknown, e.g. {extra[:3]}; maker and trainer must load the same architecture"
-            )
-        if wrong := [name for name, tensor in new.items() if own[name].shape != tensor.shape]:
-            shapes = {name: (tuple(new[name].shape), tuple(own[name].shape)) for name in wrong[:3]}
-            raise WeightSyncError(f"weights version {version} have other shapes than this model (sent, own): {shapes}")
-        for name, tensor in new.items():
-            own[name].copy_(tensor)
+        copy_weights(self.model, dict(weights), what=f"weights version {version}")
         self.version = version
+
+    def expects(self) -> Mapping[str, tuple[int, ...]] | None:
+        """See RolloutEngine."""
+        return wanted_shapes(self.model)
 
     def _decode(
         self, prompts: DataProto, sampling: Sampling, samples: int, noise: Tensor

@@ -19,20 +19,29 @@ class Admission:
     ) -> None:
         self._changed = threading.Condition()
         self._units: Iterator[DataProto] = (unit for step in steps for unit in units(step))
-        self._waiting: DataProto | None = None
+        self._coming = next(self._units, None)
+        self._waiting: list[DataProto] = []
         self._version = version
         self._max_staleness = max_staleness
 
-    def next(self, *, stop: Callable[[], None] = lambda: None) -> DataProto | None:
-        """The next unit, once it may start; None when all have been handed out. `stop` may raise to end the wait."""
+    def next(
+        self, fits: Callable[[DataProto], bool] = lambda unit: True, *, stop: Callable[[], None] = lambda: None
+    ) -> DataProto | None:
+        """The next unit that `fits` who asks, once it may start; None when there will be no more of those.
+
+        `stop` may raise to end the wait.
+        """
         with self._changed:
             while True:
-                if self._waiting is None:
-                    self._waiting = next(self._units, None)
-                unit = self._waiting
-                if unit is None or self.oldest(unit) <= self._version:
-                    self._waiting = None
-                    return unit
+                while self._coming is not None and self.oldest(self._coming) <= self._version:
+                    self._waiting.append(self._coming)
+                    self._coming = next(self._units, None)
+                    self._changed.notify_all()
+                for i, unit in enumerate(self._waiting):
+                    if fits(unit):
+                        return self._waiting.pop(i)
+                if self._coming is None:
+                    return None
                 stop()
                 self._changed.wait(0.2)
 

@@ -14,6 +14,7 @@ from hocket.run.session import Session
 from hocket.run.supervise import Supervisor
 from hocket.single_controller.future import future_of
 from hocket.weights.transport import InProcess
+from hocket.workers.topology import target_trainers
 
 
 def run_program(session: Session) -> None:
@@ -57,13 +58,19 @@ def lockstep(session: Session, maker: Any, trainer: Any) -> None:
 
 
 def detached(session: Session, placement: Detached, makers: list[Any], trainer: Any, supervisor: Supervisor) -> None:
-    """Makers and trainer at work at the same time; admission bounds how far apart they may be."""
+    """Makers and trainer at work at the same time; admission bounds how far apart they may be.
+
+    The rank that trains a unit is decided by the unit's number; a maker makes units of the ranks that it feeds.
+    """
     admission = Admission(session.units, steps=session.steps, max_staleness=placement.max_staleness)
     # a maker that takes too long is found by its own deadline; this one is for what nobody foresaw
     buffer = ExperienceBuffer(units_per_step=session.units_per_step, timeout=2 * session.config.ray.call_timeout)
 
-    def make(maker: Any) -> None:
-        while (unit := admission.next(stop=supervisor.check)) is not None:
+    def make(maker: Any, ranks: list[int]) -> None:
+        def fits(unit: Any) -> bool:
+            return unit.meta_info["unit"] % placement.trainers in ranks
+
+        while (unit := admission.next(fits, stop=supervisor.check)) is not None:
             session.ledger.started(session.samples_of(unit))
             experience, rows = maker.send("make_unit", unit, at_least=admission.oldest(unit))
             with session.ledger.failing(session.samples_of(unit)):
@@ -80,16 +87,26 @@ def detached(session: Session, placement: Detached, makers: list[Any], trainer: 
         for step in session.steps:
             with session.tracer.span("wait", step=step + 1):
                 experience = buffer.take(step, stop=supervisor.check)
-            metrics = trainer.call("train", experience, step=step)
+            metrics = trainer.train(experience, step=step)
             publish(step + 1)
             session.record(step, metrics, [m.call("report") for m in (*makers, trainer)], queue_depth=buffer.depth)
             session.checkpoint(step + 1, partial(trainer.call, "save"), partial(trainer.call, "sha256"))
 
     publish(0)
     session.evaluate(partial(_evaluate, makers, 0), version=0)
-    supervisor.together({f"loop of {maker.name}": partial(make, maker) for maker in makers}, main=train)
+    loops = {
+        f"loop of {maker.name}": partial(make, maker, feeds)
+        for maker, feeds in zip(makers, edges(placement), strict=True)
+    }
+    supervisor.together(loops, main=train)
     session.evaluate(partial(_evaluate, makers, len(session.steps)), version=len(session.steps))
     session.finish([m.call("report") for m in (*makers, trainer)])
+
+
+def edges(placement: Detached) -> list[list[int]]:
+    """The ranks that each maker feeds: as the placement says, or by the rule of `get_receivers_per_sender`."""
+    sizes = placement.makers, placement.trainers
+    return placement.edges or [target_trainers(i, *sizes) for i in range(placement.makers)]
 
 
 def _evaluate(makers: list[Any], version: int, units: list[Any]) -> list[dict[str, list[float]]]:

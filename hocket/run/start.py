@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import ray
 
 from hocket.config import Colocated, Detached
-from hocket.run.remote import Remote
+from hocket.parallel.strategy import make_strategy
+from hocket.roles.build import Blueprint, build_maker, build_trainer
+from hocket.roles.trainer import Trainer
+from hocket.run.remote import Ranks, Remote
 from hocket.run.session import Session
 from hocket.single_controller.colocate import create_colocated_worker_cls
 from hocket.single_controller.ray_class import RayClassWithInitArgs
@@ -18,17 +22,20 @@ from hocket.waiting import Waiter
 from hocket.weights.object_store import ObjectStore
 from hocket.weights.transport import InProcess
 from hocket.workers.maker_worker import MAKER_GROUPS, MakerWorker
+from hocket.workers.meeting import env_info, meet
 from hocket.workers.process import where
 from hocket.workers.trainer_worker import TrainerWorker
 
 
 def start_colocated(session: Session, placement: Colocated) -> tuple[RayWorkerGroup, RayWorkerGroup]:
     """One process that holds a maker and a trainer: a group for each of the two."""
-    common = {"log": session.folder.log("worker-0"), "device": _device(placement.gpus_per_worker)}
+    blueprint, log, device = session.blueprint, session.folder.log("worker-0"), _device(placement.gpus_per_worker)
+    maker = partial(build_maker, blueprint, InProcess(), device=device)
+    trainer = partial(build_trainer, blueprint, InProcess(), device=device)
     bound = create_colocated_worker_cls(
         {
-            "maker": RayClassWithInitArgs(MakerWorker, session.blueprint, InProcess(), **common),
-            "trainer": RayClassWithInitArgs(TrainerWorker, session.blueprint, InProcess(), **common),
+            "maker": RayClassWithInitArgs(MakerWorker, maker, log=log),
+            "trainer": RayClassWithInitArgs(TrainerWorker, trainer, log=log),
         }
     )
     pool = RayResourcePool([1], cpus_per_worker=placement.cpus_per_worker, gpus_per_worker=placement.gpus_per_worker)
@@ -39,29 +46,43 @@ def start_colocated(session: Session, placement: Colocated) -> tuple[RayWorkerGr
     return roles["maker"], roles["trainer"]
 
 
-def start_detached(session: Session, placement: Detached, stop: Callable[[], None]) -> tuple[list[Remote], Remote]:
-    """All makers and the trainer, each an actor of its own; `stop` may raise to end every wait on them."""
-    waiter = _waiter(session, stop)
+def start_detached(session: Session, placement: Detached, stop: Callable[[], None]) -> tuple[list[Remote], Ranks]:
+    """All makers and the ranks of the trainer, each an actor of its own; `stop` may raise to end every wait on them."""
+    waiter, blueprint = _waiter(session, stop), session.blueprint
 
-    def actor(cls: type, name: str, *, gpus: float, groups: dict[str, int], **kwargs: Any) -> Remote:
+    def actor(cls: type, build: Callable[[], Any], name: str, *, gpus: float, groups: dict[str, int]) -> Remote:
         made = cast(Any, ray.remote)(concurrency_groups=groups, max_restarts=0)(cls).options(
             num_cpus=placement.cpus_per_worker, num_gpus=gpus
         )
-        handle = made.remote(
-            session.blueprint, ObjectStore(), device=_device(gpus), log=session.folder.log(name), **kwargs
-        )
-        return Remote(handle, name=name, waiter=waiter)
+        return Remote(made.remote(build, log=session.folder.log(name)), name=name, waiter=waiter)
 
-    makers = [
-        actor(MakerWorker, f"maker-{i}", gpus=placement.gpus_per_maker, groups=MAKER_GROUPS, index=i)
-        for i in range(placement.makers)
-    ]
-    trainer = actor(TrainerWorker, "trainer-0", gpus=placement.gpus_per_trainer, groups={"compute": 1})
-    for role in (*makers, trainer):
+    def maker(i: int) -> Remote:
+        gpus = placement.gpus_per_maker
+        build = partial(build_maker, blueprint, ObjectStore(), index=i, device=_device(gpus))
+        return actor(MakerWorker, build, f"maker-{i}", gpus=gpus, groups=MAKER_GROUPS)
+
+    def rank(i: int, info: dict[str, str]) -> Remote:
+        gpus, timeout = placement.gpus_per_trainer, session.config.ray.call_timeout
+        build = partial(_build_rank, info, blueprint, ObjectStore(), index=i, device=_device(gpus), timeout=timeout)
+        return actor(TrainerWorker, build, f"trainer-{i}", gpus=gpus, groups={"compute": 1})
+
+    makers = [maker(i) for i in range(placement.makers)]
+    ranks = [rank(i, info) for i, info in enumerate(env_info(placement.trainers))]
+    for role in (*makers, *ranks):
         waiter.watch(
             *role.get(role.send("__ray_call__", where), what="start", timeout=session.config.ray.start_timeout)
         )
-    return makers, trainer
+    return makers, Ranks(ranks, waiter=waiter)
+
+
+def _build_rank(
+    info: dict[str, str], blueprint: Blueprint, transport: ObjectStore, *, index: int, device: str, timeout: float
+) -> Trainer:
+    """One rank of the trainer, in its own process."""
+    meet(info, namespace=None, timeout=timeout)
+    return build_trainer(
+        blueprint, transport, index=index, device=device, strategy=make_strategy("ddp", timeout=timeout)
+    )
 
 
 def _waiter(session: Session, stop: Callable[[], None] = lambda: None) -> Waiter:

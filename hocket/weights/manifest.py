@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Chunk = NDArray[np.uint8]
+Key = tuple[str, int]  # sender and version
 
 # A view at an odd offset changes the bits of a matrix product, so that tensors start at multiples of this.
 ALIGNMENT = 64
@@ -40,6 +41,11 @@ class Manifest:
     tensors: tuple[TensorSpec, ...]
     chunks: tuple[int, ...]
     digest: str
+
+    @property
+    def key(self) -> Key:
+        """Sender and version."""
+        return self.sender, self.version
 
 
 def layout(weights: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:

@@ -23,6 +23,10 @@ class ObjectStore:
         self._kept = [ray.put(chunk) for chunk in chunks]
         return self._kept
 
+    def clear(self) -> None:
+        """See Transport. Makers that hold chunks keep them; one that joins late gets the next version."""
+        self._kept = []
+
     def fetch(self, handle: Any, timeout: float) -> Chunk:
         """See Transport. Raises WeightSyncError when the sender is gone or the fetch takes too long."""
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -21,11 +21,22 @@ class Publisher:
 
     def snapshot(self, weights: Mapping[str, Tensor], version: int) -> tuple[Manifest, list[Chunk]]:
         """The manifest of `version` and its chunks, views of the kept buffer of at most `chunk_bytes` each."""
+        return self.copy(weights, version)()
+
+    def copy(self, weights: Mapping[str, Tensor], version: int) -> Callable[[], tuple[Manifest, list[Chunk]]]:
+        """Copy the weights as they are now; what is returned gives the snapshot, and may be called while they change.
+
+        It must have been called before the next copy, which reuses the buffer.
+        """
         tensors = layout(weights)
         data = self._fill(tensors, weights)
-        chunks = [data[i : i + self._chunk_bytes] for i in range(0, len(data), self._chunk_bytes)]
-        sizes = tuple(len(chunk) for chunk in chunks)
-        return Manifest(self._sender, version, tensors, sizes, digest(tensors, chunks)), chunks
+
+        def describe() -> tuple[Manifest, list[Chunk]]:
+            chunks = [data[i : i + self._chunk_bytes] for i in range(0, len(data), self._chunk_bytes)]
+            sizes = tuple(len(chunk) for chunk in chunks)
+            return Manifest(self._sender, version, tensors, sizes, digest(tensors, chunks)), chunks
+
+        return describe
 
     def _fill(self, tensors: tuple[TensorSpec, ...], weights: Mapping[str, Tensor]) -> Chunk:
         size = tensors[-1].offset + tensors[-1].nbytes if tensors else 0

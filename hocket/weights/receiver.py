@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from hocket.errors import WeightSyncError
-from hocket.weights.manifest import Chunk, Manifest, digest, unpack
+from hocket.models.policy import demand_fit
+from hocket.weights.manifest import Chunk, Key, Manifest, digest, unpack
 
 Load = Callable[[Iterable[tuple[str, Tensor]], int], None]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass
@@ -21,72 +24,125 @@ class _Staging:
 
 
 class Receiver:
-    """Holds at most one version that is arriving and one that is committed but not yet in use.
+    """Holds at most one version per sender that is arriving, and one that is committed but not yet in use.
 
-    Every method is one short critical section; nothing is locked between calls. A new begin replaces what an
-    earlier sender left unfinished.
+    Every method is one short critical section; nothing is locked between calls. A new begin of a sender replaces
+    what it left unfinished. `expect` gives the shapes that the model wants by name (None: it takes what comes).
+    A sender that claims this receiver is its only one, unless `arbitrate` is "latest": then the newest commit wins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expect: Shapes | None = None, *, name: str = "this maker", arbitrate: str | None = None) -> None:
+        if arbitrate not in (None, "latest"):
+            raise WeightSyncError(
+                f"arbitrate={arbitrate!r} is unknown; use 'latest', or None for one source of weights"
+            )
         self._lock = threading.Condition()
-        self._arriving: _Staging | None = None
+        self._expect = expect
+        self._name = name
+        self._arbitrate = arbitrate
+        self._source: str | None = None
+        self._arriving: dict[str, _Staging] = {}
         self._committed: _Staging | None = None
-        self._newest = -1
+        self._newest: dict[str, int] = {}
+
+    def claim(self, sender: str) -> None:
+        """`sender` will be the source of weights. Raises WeightSyncError when another one is, naming both."""
+        with self._lock:
+            if self._source not in (None, sender) and self._arbitrate is None:
+                raise WeightSyncError(
+                    f"{self._name} would get weights from {self._source} and from {sender}, which are not one "
+                    "data-parallel group; let one of them send, join them into a group (env_info with one port and "
+                    'world_size), or set arbitrate="latest" on the maker'
+                )
+            self._source = sender
 
     def begin(self, manifest: Manifest) -> None:
-        """Announce a version. Raises WeightSyncError when it is older than what was committed."""
+        """Announce a version. Raises WeightSyncError when it is not the claimed source's, does not fit the model, or
+        is older than what was committed or is arriving."""
+        sender, version = manifest.key
         with self._lock:
-            if manifest.version <= self._newest:
+            if self._source not in (None, sender) and self._arbitrate is None:
+                raise WeightSyncError(f"{self._name} gets its weights from {self._source}, not from {sender}")
+            if self._expect is not None:
+                sent = {spec.name: spec.shape for spec in manifest.tensors}
+                demand_fit(self._expect, sent, what=f"weights version {version} of {sender}", model=self._name)
+            committed, arriving = self._newest.get(sender, -1), self._arriving.get(sender)
+            if version <= committed:
                 raise WeightSyncError(
-                    f"weights version {manifest.version} of {manifest.sender} is not newer than the committed "
-                    f"version {self._newest}; a publisher counts versions up"
+                    f"weights version {version} of {sender} is not newer than the committed version {committed}; "
+                    "a publisher counts versions up"
                 )
-            if self._arriving is not None and manifest.version < self._arriving.manifest.version:
+            if arriving is not None and version < arriving.manifest.version:
                 raise WeightSyncError(
-                    f"weights version {manifest.version} of {manifest.sender} is older than version "
-                    f"{self._arriving.manifest.version}, which is arriving; a publisher counts versions up"
+                    f"weights version {version} of {sender} is older than version {arriving.manifest.version}, which "
+                    "is arriving; a publisher counts versions up"
                 )
-            self._arriving = _Staging(manifest)
+            self._arriving[sender] = _Staging(manifest)
 
-    def chunk(self, version: int, index: int, data: Chunk) -> None:
-        """Hold one chunk, in any order; a repeated one replaces itself."""
+    def chunk(self, key: Key, index: int, data: Chunk) -> None:
+        """Hold one chunk of an announced version, in any order; a repeated one replaces itself."""
         with self._lock:
-            staging = self._expect(version)
+            staging = self._expected(key)
             sizes = staging.manifest.chunks
             if not 0 <= index < len(sizes) or len(data) != sizes[index]:
                 wanted = f"{sizes[index]} bytes" if 0 <= index < len(sizes) else f"an index below {len(sizes)}"
-                raise WeightSyncError(f"chunk {index} of version {version} has {len(data)} bytes; wanted {wanted}")
+                raise WeightSyncError(f"chunk {index} of version {key[1]} has {len(data)} bytes; wanted {wanted}")
             staging.chunks[index] = data
 
-    def commit(self, version: int) -> None:
+    def commit(self, key: Key) -> None:
         """Accept the version: all chunks are there and the digest is right; else WeightSyncError."""
+        sender, version = key
         with self._lock:
-            staging = self._expect(version)
+            staging = self._expected(key)
             manifest = staging.manifest
             if missing := [i for i in range(len(manifest.chunks)) if i not in staging.chunks]:
                 raise WeightSyncError(f"cannot commit version {version}: chunks {missing} did not arrive; send them")
-            found = digest(manifest.tensors, [staging.chunks[i] for i in range(len(manifest.chunks))])
+        found = digest(manifest.tensors, [staging.chunks[i] for i in range(len(manifest.chunks))])
+        with self._lock:
             if found != manifest.digest:
-                self._arriving = None
+                self._arriving.pop(sender, None)
                 raise WeightSyncError(
-                    f"cannot commit version {version} of {manifest.sender}: digest {found}, wanted {manifest.digest}; "
+                    f"cannot commit version {version} of {sender}: digest {found}, wanted {manifest.digest}; "
                     "the bytes changed on the way, send the version again"
                 )
-            self._committed, self._arriving, self._newest = staging, None, version
+            if self._arriving.get(sender) is staging:
+                del self._arriving[sender]
+            self._committed, self._newest[sender] = staging, version
             self._lock.notify_all()
 
-    def swap(self, load: Load, *, at_least: int, current: int, timeout: float) -> bool:
+    def abort(self, key: Key) -> None:
+        """Drop what arrived of a version that will not be completed; nothing to drop is no error."""
+        with self._lock:
+            staging = self._arriving.get(key[0])
+            if staging is not None and staging.manifest.key == key:
+                del self._arriving[key[0]]
+
+    def swap(
+        self,
+        load: Load,
+        *,
+        at_least: int,
+        current: int,
+        timeout: float,
+        stop: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Put the committed version into use, first waiting until it is `at_least` that version.
 
         Called only between two units, by the thread that generates. Returns whether anything changed; raises
-        WeightSyncError when the version does not arrive within `timeout` seconds.
+        WeightSyncError when the version does not arrive within `timeout` seconds. `stop` is asked meanwhile, and may
+        raise.
         """
+        end = time.monotonic() + timeout
         with self._lock:
-            if not self._lock.wait_for(lambda: max(self._newest, current) >= at_least, timeout):
-                raise WeightSyncError(
-                    f"waited {timeout:.0f} s for weights version {at_least}; newest committed is {self._newest}, "
-                    f"in use is {current}: the trainer did not publish or its chunks did not arrive"
-                )
+            while max(current, *self._newest.values(), -1) < at_least:
+                if (left := end - time.monotonic()) <= 0:
+                    raise WeightSyncError(
+                        f"waited {timeout:g} s for weights version {at_least}; newest committed is "
+                        f"{max(self._newest.values(), default=-1)}, in use is {current}: the trainer did not publish "
+                        "or its chunks did not arrive"
+                    )
+                stop()
+                self._lock.wait(min(left, 0.5))
             staging, self._committed = self._committed, None
         if staging is None:
             return False
@@ -94,8 +150,10 @@ class Receiver:
         load(unpack(staging.manifest, chunks), staging.manifest.version)
         return True
 
-    def _expect(self, version: int) -> _Staging:
-        if self._arriving is None or self._arriving.manifest.version != version:
-            found = self._arriving.manifest.version if self._arriving else "none"
+    def _expected(self, key: Key) -> _Staging:
+        sender, version = key
+        staging = self._arriving.get(sender)
+        if staging is None or staging.manifest.version != version:
+            found = staging.manifest.version if staging else "none"
             raise WeightSyncError(f"version {version} was not announced; arriving is {found}: call begin first")
-        return self._arriving
+        return staging

@@ -15,6 +15,10 @@ class Transport(Protocol):
         """A handle per chunk; what it stands for stays readable until the next send."""
         ...
 
+    def clear(self) -> None:
+        """Let go of what the last send made available."""
+        ...
+
     def fetch(self, handle: Any, timeout: float) -> Chunk:
         """The bytes behind a handle, for reading only."""
         ...
@@ -29,6 +33,10 @@ class InProcess:
         """See Transport."""
         InProcess._table = tuple(chunks)
         return list(range(len(chunks)))
+
+    def clear(self) -> None:
+        """See Transport."""
+        InProcess._table = ()
 
     def fetch(self, handle: int, timeout: float) -> Chunk:
         """See Transport."""

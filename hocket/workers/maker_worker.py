@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.data.proto import DataProto
-from hocket.roles.build import Blueprint, build_maker
-from hocket.roles.maker import Report
+from hocket.roles.maker import Maker, Report
 from hocket.single_controller.decorator import Dispatch, concurrency, register
 from hocket.single_controller.worker import Worker
 from hocket.weights.manifest import Manifest
-from hocket.weights.transport import Transport
 from hocket.workers.process import set_up_process
 
-# Generation computes; weights arrive and reports leave meanwhile, each group on a thread of its own.
-MAKER_GROUPS = {"compute": 1, "model_io": 1}
+# Generation computes; experience leaves, and weights arrive, meanwhile: each group is a thread of its own.
+MAKER_GROUPS = {"compute": 1, "experience_io": 1, "model_io": 1}
 
 
 class MakerWorker(Worker):
-    """A thin shell: every method is the Maker's, plus what only a process has."""
+    """A thin shell: every method is the Maker's, plus what only a process has. `build` makes the Maker in here."""
 
-    def __init__(
-        self, blueprint: Blueprint, transport: Transport, *, index: int = 0, device: str = "cpu", log: str | None = None
-    ) -> None:
+    def __init__(self, build: Callable[[], Maker], *, log: str | None = None) -> None:
         super().__init__()
         set_up_process(log)
-        self.maker = build_maker(blueprint, transport, index=index, device=device)
+        self.maker = build()
 
     @register(Dispatch.RANK_ZERO, blocking=False)
     def make(self, unit: DataProto, *, at_least: int = 0) -> DataProto:
@@ -52,7 +48,7 @@ class MakerWorker(Worker):
         self.maker.receive(manifest, handles)
 
     @register(Dispatch.RANK_ZERO)
-    @concurrency("model_io")
+    @concurrency("experience_io")
     def report(self) -> Report:
         """See Maker.report."""
         return self.maker.report()

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.data.proto import DataProto
-from hocket.roles.build import Blueprint, build_trainer
 from hocket.roles.maker import Report
+from hocket.roles.trainer import Trainer
 from hocket.single_controller.decorator import Dispatch, register
 from hocket.single_controller.worker import Worker
 from hocket.weights.manifest import Manifest
-from hocket.weights.transport import Transport
 from hocket.workers.process import set_up_process
 
 
 class TrainerWorker(Worker):
-    """A thin shell: every method is the Trainer's."""
+    """A thin shell: every method is the Trainer's. `build` makes the Trainer in here."""
 
-    def __init__(
-        self, blueprint: Blueprint, transport: Transport, *, device: str = "cpu", log: str | None = None
-    ) -> None:
+    def __init__(self, build: Callable[[], Trainer], *, log: str | None = None) -> None:
         super().__init__()
         set_up_process(log)
-        self.trainer = build_trainer(blueprint, transport, device=device)
+        self.trainer = build()
 
     @register(Dispatch.RANK_ZERO)
     def train(self, units: Sequence[DataProto], *, step: int) -> dict[str, float]:

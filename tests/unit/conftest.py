@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from hocket.models.chars import char_tokenizer
 from hocket.models.load import ModelSpec, load_causal_lm
@@ -63,3 +63,15 @@ def tiny(tiny_config) -> Callable[..., PreTrainedModel]:
         return built
 
     return model
+
+
+@pytest.fixture
+def make_critic(tiny_config):
+    def critic(seed=5):
+        settings = tiny_config()
+        config = AutoConfig.for_model(settings.pop("model_type"), **settings, num_labels=1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForSequenceClassification.from_config(config).eval()
+
+    return critic

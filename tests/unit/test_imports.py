@@ -19,7 +19,7 @@ PACKAGE = Path(hocket.__file__).parent
 
 _BASE = {"errors", "config", "observe"}
 _MIDDLE = _BASE | {"data", "algorithms", "models"}
-_ROLES = _MIDDLE | {"rollout", "rewards", "weights"}
+_ROLES = _MIDDLE | {"rollout", "rewards", "weights", "parallel"}
 _WORKERS = _ROLES | {"roles", "single_controller", "waiting"}
 
 # What each package may import of ours, beside itself. The first folder or file name below hocket/ is the package.
@@ -33,6 +33,7 @@ MAY_SEE: dict[str, set[str]] = {
     "rollout": _MIDDLE,
     "rewards": _MIDDLE,
     "weights": _MIDDLE,
+    "parallel": _MIDDLE,
     "waiting": {"errors"},
     "single_controller": {"data", "errors", "observe", "waiting"},
     "roles": _ROLES,
@@ -48,14 +49,15 @@ MAY_SEE: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "ray": (
         *("waiting.py", "single_controller/*", "workers/*"),
-        *("run/start.py", "run/cluster.py", "weights/object_store.py"),
+        *("run/start.py", "run/cluster.py", "run/submit.py", "run/job_server.py", "weights/object_store.py"),
     ),
-    "transformers": ("models/*", "rollout/*", "roles/*", "rewards/model.py"),
+    "transformers": ("models/*", "rollout/*", "roles/*", "rewards/model.py", "workers/factories.py"),
     "vllm": ("rollout/vllm.py",),
     "torch": (
-        *("algorithms/*", "models/*", "rollout/*", "rewards/*", "weights/*", "roles/*", "workers/*"),
-        *("data/proto.py", "data/wire.py", "data/frozen.py", "data/nested.py", "data/rows.py", "data/merge.py"),
+        *("algorithms/*", "models/*", "rollout/*", "rewards/*", "weights/*", "parallel/*", "roles/*", "workers/*"),
+        *("data/proto.py", "data/wire.py", "data/rows.py", "data/merge.py"),
         *("data/batches.py", "data/reshape.py", "data/tensordict_utils.py", "data/schema.py", "data/schedule.py"),
+        "data/experience.py",
         *("run/prepare.py", "run/cluster.py", "single_controller/devices.py"),
     ),
     "typer": ("cli.py",),
@@ -64,7 +66,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 # Parts of `observe` that face the user; the layers below report through metrics and trace.
 FACES = {"observe.report", "observe.console"}
 # Behind these doors only the names of transformers' types pass: nothing is loaded or built there.
-TYPES_ONLY = ("roles/*", "rewards/model.py")
+TYPES_ONLY = ("roles/*", "rewards/model.py", "workers/factories.py")
 _TYPES = {"PreTrainedModel", "PreTrainedTokenizerBase"}
 # What `algorithms` may use at all: it is to be read, and reused, without the rest.
 _ALGORITHMS_USE = {"torch", "hocket", *sys.stdlib_module_names}

@@ -179,8 +179,21 @@ def test_a_reward_model_has_one_label(tiny_config, tmp_path):
     assert "scores 3 labels" in say(ModelSpec(str(tmp_path)), load_scalar_model, fresh_head=False)
 
 
-def test_a_critic_cannot_start_from_a_bare_config(tiny_config):
-    assert "needs a folder or id" in say(ModelSpec(config=tiny_config()), load_scalar_model, fresh_head=True)
+@torch.no_grad()
+def test_a_critic_or_reward_model_from_a_bare_config(tiny_config, tiny):
+    spec = ModelSpec(config=tiny_config())
+    critic, reward, again = (load_scalar_model(spec, fresh_head=fresh) for fresh in (True, False, False))
+    assert not bool(critic.score.weight.any())
+    assert bool(reward.score.weight.any())
+    assert torch.equal(reward.score.weight, again.score.weight)  # it depends on the seed alone
+    policy = tiny(sharp=1.0).model(IDS).last_hidden_state
+    assert torch.equal(critic.model(IDS).last_hidden_state, policy)  # the backbone of a policy of the same seed
+
+
+def test_an_architecture_without_a_score_head():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = ModelSpec(config={"model_type": "bert", "vocab_size": 30, **sizes})
+    assert "BertForSequenceClassification has no `score` head" in say(bert, load_scalar_model, fresh_head=True)
 
 
 def test_tokenizers(saved, copy):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from hocket.algorithms.presets import build
 from hocket.config import TrainerSection
@@ -44,18 +43,6 @@ def units(prompts) -> Callable[..., list[DataProto]]:
         return plan.units(step)
 
     return units
-
-
-@pytest.fixture
-def make_critic(tiny_config):
-    def critic(seed=5):
-        settings = tiny_config()
-        config = AutoConfig.for_model(settings.pop("model_type"), **settings, num_labels=1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return AutoModelForSequenceClassification.from_config(config).eval()
-
-    return critic
 
 
 @pytest.fixture

@@ -55,7 +55,8 @@ def whole(learn, experience):
 
 @pytest.mark.parametrize(("budget", "rows"), [(1, 1), (36, 3), (10_000, 12)], ids=BUDGETS)
 def test_micro_batches(learn, experience, make_trainer, whole, budget, rows):
-    plan = make_trainer(micro_batch_tokens=budget)._plan(experience(LENGTHS))
+    trainer = make_trainer(micro_batch_tokens=budget)
+    plan = trainer._plan(trainer._own_rows([experience(LENGTHS)], step=0))
     assert [[part.stop - part.start for part in minibatch] for minibatch in plan] == [[rows] * (12 // rows)]
     assert_equal(whole, learn([experience(LENGTHS)], budget=budget))
 

@@ -56,7 +56,8 @@ def test_the_kl_coefficient_reaches_the_parameters(make_trainer, experience, alg
 
 def test_minibatches_are_whole_groups(make_trainer, experience):
     batch = experience([8, 6, 7, 5] * 4)
-    plan = make_trainer(minibatches=2, micro_batch_tokens=16)._plan(batch)
+    trainer = make_trainer(minibatches=2, micro_batch_tokens=16)
+    plan = trainer._plan(trainer._own_rows([batch], step=0))
     assert [(m[0].start, m[-1].stop) for m in plan] == [(0, 8), (8, 16)]
     assert all(a.stop == b.start for m in plan for a, b in itertools.pairwise(m))
     with pytest.raises(HocketError, match=r"4 groups do not divide into trainer.minibatches=3"):
@@ -65,7 +66,8 @@ def test_minibatches_are_whole_groups(make_trainer, experience):
 
 def test_groups_may_have_different_sizes(make_trainer, experience):
     batch = experience([6] * 12)[[0, 1, 2, 3, 4, 8, 9, 10]]  # groups of 4, 1 and 3
-    plan = make_trainer(minibatches=3, prompts_per_step=3)._plan(batch)
+    trainer = make_trainer(minibatches=3, prompts_per_step=3)
+    plan = trainer._plan(trainer._own_rows([batch], step=0))
     assert [(m[0].start, m[-1].stop) for m in plan] == [(0, 4), (4, 5), (5, 8)]
 
 
@@ -135,7 +137,9 @@ def test_a_loss_that_is_not_finite_names_the_step_and_updates_nothing(make_train
     scores[3] = torch.inf
     bad = DataProto.from_dict(batch.tensors() | {"score": scores}, batch.non_tensor_batch)
     before = sha(trainer.policy)
-    with pytest.raises(HocketError, match=r"step 6: the policy loss is nan; nothing was updated .* trainer.lr"):
+    with pytest.raises(
+        HocketError, match=r"step 6: the policy loss is nan( and .*)?; nothing was updated .* trainer.lr"
+    ):
         trainer.train([bad], step=5)
     assert sha(trainer.policy) == before
 

@@ -12,10 +12,12 @@ from hocket.errors import WeightSyncError
 from hocket.weights.publisher import Publisher
 from hocket.weights.receiver import Receiver
 
+S = "trainer-0"
+
 
 def snapshot(version, value=None):
     tensors = {"a": torch.full((40,), float(version if value is None else value)), "b": torch.arange(3)}
-    manifest, chunks = Publisher("trainer-0", chunk_bytes=64).snapshot(tensors, version)
+    manifest, chunks = Publisher(S, chunk_bytes=64).snapshot(tensors, version)
     return manifest, [np.array(chunk) for chunk in chunks]
 
 
@@ -23,8 +25,8 @@ def send(receiver, version, *, order=None):
     manifest, chunks = snapshot(version)
     receiver.begin(manifest)
     for i in order or range(len(chunks)):
-        receiver.chunk(version, i, chunks[i])
-    receiver.commit(version)
+        receiver.chunk((S, version), i, chunks[i])
+    receiver.commit((S, version))
 
 
 class Engine:
@@ -66,11 +68,11 @@ def test_an_incomplete_version_is_not_committed_but_can_be_completed():
     manifest, chunks = snapshot(1)
     receiver.begin(manifest)
     for i in (0, 2):
-        receiver.chunk(1, i, chunks[i])
-    refuse(receiver, lambda r: r.commit(1), "cannot commit version 1: chunks [1, 3] did not arrive")
+        receiver.chunk((S, 1), i, chunks[i])
+    refuse(receiver, lambda r: r.commit((S, 1)), "cannot commit version 1: chunks [1, 3] did not arrive")
     for i in (1, 3):
-        receiver.chunk(1, i, chunks[i])
-    receiver.commit(1)
+        receiver.chunk((S, 1), i, chunks[i])
+    receiver.commit((S, 1))
     assert swap(receiver, Engine())
 
 
@@ -79,9 +81,9 @@ def test_damaged_bytes_are_refused_and_the_version_may_come_again():
     manifest, chunks = snapshot(1)
     receiver.begin(manifest)
     for i, chunk in enumerate(chunks):
-        receiver.chunk(1, i, chunk + (i == 2))
-    refuse(receiver, lambda r: r.commit(1), "the bytes changed on the way")
-    refuse(receiver, lambda r: r.commit(1), "not announced")
+        receiver.chunk((S, 1), i, chunk + (i == 2))
+    refuse(receiver, lambda r: r.commit((S, 1)), "the bytes changed on the way")
+    refuse(receiver, lambda r: r.commit((S, 1)), "not announced")
     send(receiver, 1)
     assert swap(receiver, Engine())
 
@@ -93,15 +95,17 @@ def test_damaged_bytes_are_refused_and_the_version_may_come_again():
 def test_wrong_sizes_and_places(index, size, text):
     receiver = Receiver()
     receiver.begin(snapshot(1)[0])
-    refuse(receiver, lambda r: r.chunk(1, index, np.zeros(size, np.uint8)), text)
+    refuse(receiver, lambda r: r.chunk((S, 1), index, np.zeros(size, np.uint8)), text)
 
 
 def test_what_was_not_announced():
     receiver = Receiver()
-    refuse(receiver, lambda r: r.chunk(1, 0, np.zeros(64, np.uint8)), "version 1 was not announced; arriving is none")
+    refuse(
+        receiver, lambda r: r.chunk((S, 1), 0, np.zeros(64, np.uint8)), "version 1 was not announced; arriving is none"
+    )
     receiver.begin(snapshot(2)[0])
-    refuse(receiver, lambda r: r.chunk(1, 0, np.zeros(64, np.uint8)), "arriving is 2: call begin first")
-    refuse(receiver, lambda r: r.commit(1), "version 1 was not announced")
+    refuse(receiver, lambda r: r.chunk((S, 1), 0, np.zeros(64, np.uint8)), "arriving is 2: call begin first")
+    refuse(receiver, lambda r: r.commit((S, 1)), "version 1 was not announced")
 
 
 @pytest.mark.parametrize("version", [3, 2])
@@ -119,12 +123,71 @@ def test_older_and_equal_versions_are_refused(version):
 def test_a_new_begin_replaces_what_was_left_unfinished():
     receiver, engine = Receiver(), Engine()
     manifest, chunks = snapshot(1)
-    receiver.begin(replace(manifest, sender="trainer-dead"))
-    receiver.chunk(1, 0, chunks[0])
+    receiver.begin(manifest)
+    receiver.chunk((S, 1), 0, chunks[0])
     send(receiver, 2)
     assert swap(receiver, engine)
     assert engine.version == 2
-    refuse(receiver, lambda r: r.commit(1), "not announced")
+    refuse(receiver, lambda r: r.commit((S, 1)), "not announced")
+
+
+def test_a_sender_that_died_leaves_nothing_behind():
+    receiver, engine = Receiver(), Engine()
+    manifest, chunks = snapshot(1)
+    dead = replace(manifest, sender="trainer-dead")
+    receiver.begin(dead)
+    receiver.chunk(dead.key, 0, chunks[0])
+    receiver.abort(dead.key)
+    receiver.abort(("nobody", 1))
+    refuse(receiver, lambda r: r.commit(dead.key), "version 1 was not announced")
+    send(receiver, 1)
+    assert swap(receiver, engine)
+
+
+def test_two_sources_that_are_not_one_group_are_refused():
+    receiver = Receiver(name="maker_0")
+    receiver.claim(S)
+    receiver.claim(S)
+    with pytest.raises(WeightSyncError, match=r"maker_0 would get weights from trainer-0 and from trainer-1, .*latest"):
+        receiver.claim("trainer-1")
+    with pytest.raises(WeightSyncError, match="maker_0 gets its weights from trainer-0, not from trainer-1"):
+        receiver.begin(replace(snapshot(1)[0], sender="trainer-1"))
+
+
+def test_with_arbitrate_latest_the_newest_commit_wins():
+    """D1, the old trap: the second trainer's begin waited for a lock that only the first one's end would free."""
+    receiver, engine = Receiver(arbitrate="latest"), Engine()
+    first, second = snapshot(7, 1.0), snapshot(3, 2.0)
+    both = [first, (replace(second[0], sender="trainer-1"), second[1])]
+    for manifest, _ in both:
+        receiver.claim(manifest.sender)
+        receiver.begin(manifest)
+    for i in range(4):  # their chunks arrive in turn
+        for manifest, chunks in both:
+            receiver.chunk(manifest.key, i, chunks[i])
+    for manifest, _ in both:
+        receiver.commit(manifest.key)
+    assert swap(receiver, engine)
+    assert (engine.version, engine.weights["a"][0].item(), engine.loads) == (3, 2.0, 1)
+    with pytest.raises(WeightSyncError, match="arbitrate='newest' is unknown"):
+        Receiver(arbitrate="newest")
+
+
+@pytest.mark.parametrize(
+    ("expect", "text"),
+    [
+        (
+            {"a": (40,), "c": (3,)},
+            r"do not fit maker_0: 1 tensors are missing, e.g. \['c'\], 1 are unknown, e.g. \['b'\]",
+        ),
+        ({"a": (40,), "b": (3,), "c": ()}, r"1 tensors are missing, e.g. \['c'\], 0 are unknown"),
+        ({"a": (4, 10), "b": (3,)}, r"have other shapes than maker_0 \(sent, own\): {'a': \(\(40,\), \(4, 10\)\)}"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_when_it_is_announced(expect, text):
+    """D18."""
+    with pytest.raises(WeightSyncError, match=rf"weights version 1 of trainer-0 .*{text}"):
+        Receiver(expect, name="maker_0").begin(snapshot(1)[0])
 
 
 def test_only_the_newest_committed_version_is_loaded():
@@ -140,7 +203,7 @@ def test_arriving_weights_do_not_touch_the_committed_ones():
     send(receiver, 1)
     manifest, chunks = snapshot(2)
     receiver.begin(manifest)
-    receiver.chunk(2, 0, chunks[0])
+    receiver.chunk((S, 2), 0, chunks[0])
     assert swap(receiver, engine)
     assert (engine.version, set(engine.weights["a"].tolist())) == (1, {1.0})
 

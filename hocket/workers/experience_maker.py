@@ -1,0 +1,449 @@
+"""A maker that drives itself: it takes prompts from a loader and sends experience to trainers by their names."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hocket.algorithms.presets import Algorithm
+from hocket.data.experience import Experience
+from hocket.data.proto import DataProto
+from hocket.data.schema import PROMPTS, check
+from hocket.errors import ConfigError, DataError, WorkerDied
+from hocket.models.load import load_tokenizer
+from hocket.rewards.adapters import load_reward
+from hocket.rewards.model import TokenReward
+from hocket.roles.intake import Grant
+from hocket.roles.maker import Maker
+from hocket.roles.outbox import Outbox
+from hocket.roles.routing import Router
+from hocket.rollout.engine import Sampling
+from hocket.rollout.native import NativeEngine
+from hocket.single_controller.decorator import concurrency
+from hocket.weights.transport import Transport
+from hocket.workers.actors import ActorClass
+from hocket.workers.callbacks import MakerCallback, notify
+from hocket.workers.evaluators import ExperienceMakerPerformanceEvaluator
+from hocket.workers.factories import get_model_numel
+from hocket.workers.maker_worker import MAKER_GROUPS, MakerWorker
+from hocket.workers.naming import actor_name, connector
+from hocket.workers.peers import Connect
+from hocket.workers.reports import MakerReport
+from hocket.workers.strategies import StrategyChoice
+
+_LOG = logging.getLogger("hocket")
+_GENERATION = {  # what may be asked of generation, with its default
+    "max_new_tokens": 128,
+    "max_length": None,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "do_sample": True,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "use_cache": True,
+    "num_beams": 1,
+    "early_stopping": True,
+}
+_FIXED = {"use_cache": True, "num_beams": 1}
+_PATIENCE = 0.2  # seconds that a full trainer is waited for while another one has nothing to do
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a maker wants of its source of weights: a first version before it begins, and the critic's weights too."""
+
+    first_version: bool
+    critic: bool
+
+
+class ExperienceMaker(MakerWorker):
+    """See `ExperienceMakerHolder`, which is this class as a Ray actor."""
+
+    def __init__(
+        self,
+        detached_trainer_name_list: Sequence[str],
+        strategy_fn: Callable[[], StrategyChoice],
+        model_fn: Callable[[], tuple[Any, Any, Any, Any]],
+        env_info: Mapping[str, str] | None = None,
+        sync_models_from_trainers: bool = False,
+        buffer_cpu_offload: bool = True,
+        kl_coef: float | None = None,
+        callbacks: Sequence[MakerCallback] = (),
+        eval_performance: bool = False,
+        debug: bool = False,
+        update_lora_weights: bool = False,
+        *,
+        algorithm: Algorithm | None = None,
+        tokenizer: Any = None,
+        group_size: int = 1,
+        route: str | None = None,
+        arbitrate: str | None = None,
+        seed: int = 0,
+        timeout: float = 3600.0,
+        threads: int = 1,
+        name: str | None = None,
+        namespace: str | None = None,
+        connect: Connect | None = None,
+        transport: Transport | None = None,
+        **generate_kwargs: Any,
+    ) -> None:
+        if update_lora_weights:
+            raise ConfigError("update_lora_weights is not there yet in the detached flow; leave it False")
+        self.name = name or actor_name("maker")
+        self._trainers = list(detached_trainer_name_list)
+        self._place = int((env_info or {}).get("rank", "0")), int((env_info or {}).get("world_size", "1"))
+        self._wants_weights = sync_models_from_trainers
+        self._offload = buffer_cpu_offload
+        self._kl_coef = _kl_coef(kl_coef, algorithm)
+        self._group_size = group_size
+        self._timeout = timeout
+        self._threads = threads
+        self._connect = connect or connector(namespace, timeout)
+        grouped = algorithm is not None and algorithm.group_baseline
+        self._callbacks = list(callbacks)
+        self._router = Router(self._trainers, route=route or ("groups" if grouped else "round_robin"))
+        strategy_fn().check_maker(self._place[1])
+        seed += self._place[0]
+        for set_seed in (random.seed, np.random.seed, torch.manual_seed):
+            set_seed(seed)
+        settings = _generation(generate_kwargs)
+
+        def build() -> Maker:
+            torch.set_num_threads(threads)
+            models = _four(model_fn())
+            numbers = [get_model_numel(model) if isinstance(model, nn.Module) else 0 for model in models]
+            if eval_performance:
+                actor, critic, reward, initial = numbers
+                self._callbacks.append(
+                    ExperienceMakerPerformanceEvaluator(
+                        actor, critic, initial, reward, kv_cache=True, world_size=self._place[1], say=_LOG.info
+                    )
+                )
+            return self._make_maker(models, settings, tokenizer, seed=seed, arbitrate=arbitrate, transport=transport)
+
+        super().__init__(build)
+        if debug:
+            _LOG.setLevel(logging.DEBUG)
+
+    @classmethod
+    def check_arguments(cls, arguments: Mapping[str, Any]) -> None:
+        """What can be found wrong before an actor starts; see ActorClass.remote."""
+        if not arguments["detached_trainer_name_list"]:
+            raise ConfigError("detached_trainer_name_list is empty; name the trainers that get the experience")
+        _generation(arguments.get("generate_kwargs", {}))
+
+    # --- what others call ----------------------------------------------------------------------------------
+
+    @concurrency("experience_io")
+    def ping(self) -> None:
+        """Answer."""
+
+    @concurrency("experience_io")
+    def sends_to(self, trainer: str) -> bool:
+        """Whether that trainer gets experience from this maker."""
+        return trainer in self._trainers
+
+    @concurrency("model_io")
+    def claim(self, sender: str) -> Wants:
+        """`sender` will be the source of weights; returns what this maker wants of it.
+
+        Raises WeightSyncError when there is another source already, naming both.
+        """
+        self.maker.receiver.claim(sender)
+        self._source = sender
+        return Wants(first_version=self._wants_weights, critic=self.maker.has_critic)
+
+    @concurrency("compute")
+    def workingloop(self, dataloader_fn: Callable[..., Any], num_epochs: int = 1, num_steps: int = 0) -> MakerReport:
+        """Make and send experience of `num_steps` batches (the loader begins again when it is through), or of
+        `num_epochs` passes.
+
+        `dataloader_fn` is called here, with (rank, number of makers) when it takes two arguments. It returns an
+        iterable of batches: token ids (B, P) without padding; a dict with `input_ids` and `attention_mask`, whose
+        further columns go to the reward; or PROMPTS. It ends early when all trainers have ended.
+        """
+        torch.set_num_threads(self._threads)
+        report = MakerReport(self.name)
+        for trainer in self._trainers:
+            self._connect(trainer).call("join", self.name)
+        _LOG.info("%s sends experience to %s", self.name, ", ".join(self._trainers))
+        outbox = Outbox(self._deliver)
+        why = "it failed"
+        try:
+            notify(self._callbacks, "on_loop_start")
+            for batch in _batches(dataloader_fn, self._place, num_epochs=num_epochs, num_steps=num_steps):
+                notify(self._callbacks, "on_batch_start")
+                if not self._work(self._unit(batch, report.batches), outbox, report):
+                    report.ended_by = "all its trainers have ended"
+                    break
+                report.batches += 1
+                notify(self._callbacks, "on_batch_end")
+            outbox.close()
+            notify(self._callbacks, "on_loop_end")
+            why = report.ended_by
+        finally:
+            self._end(why)
+        report.sent, report.refused, report.left = outbox.sent, outbox.refused, outbox.left
+        return report
+
+    # --- one batch -----------------------------------------------------------------------------------------
+
+    def _work(self, unit: DataProto, outbox: Outbox, report: MakerReport) -> bool:
+        """Make and send one batch, in parts when the trainers admit only parts; False when all have ended."""
+        while len(unit):
+            admitted = self._admitted(len(unit), outbox)
+            if admitted is None:
+                return False
+            prompts, deal, grants = admitted
+            part, unit = unit[:prompts], unit[prompts:]
+            part.meta_info |= {"step": report.batches, "unit": 0}
+            notify(self._callbacks, "on_make_experience_start")
+            at_least = max(grant.at_least for grant in grants.values())
+            made = self.maker.make(part, at_least=at_least, stop=self._demand_source)
+            report.made += len(made)
+            made.meta_info["kl_coef"] = self._kl_coef
+            notify(self._callbacks, "on_make_experience_end", Experience.of(made))
+            notify(self._callbacks, "on_send_start")
+            for trainer, grant in grants.items():
+                rows = [row for row, target in enumerate(deal) if target == trainer]
+                outbox.put(trainer, made[rows].select(meta_info_keys=["kl_coef"]), grant.ticket)
+            notify(self._callbacks, "on_send_end")
+        return True
+
+    def _admitted(self, prompts: int, outbox: Outbox) -> tuple[int, list[str], dict[str, Grant]] | None:
+        """Wait until trainers want samples: how many prompts, the trainer of each sample, and their credits.
+
+        None when no trainer is left. Raises WorkerDied at the deadline.
+        """
+        began, pause = time.monotonic(), 0.005
+        while self._drop_lost(outbox):
+            deal = self._router.deal(prompts, self._group_size, load=self._load())
+            grants = self._ask(deal)
+            if any(grant.ended for grant in grants.values()):
+                self._give_back(grants, Counter())
+                for trainer in [name for name, grant in grants.items() if grant.ended]:
+                    self._router.drop(trainer)
+                continue
+            hungry = [name for name, grant in grants.items() if grant.hungry]
+            if hungry and time.monotonic() - began > _PATIENCE and not all(g.samples for g in grants.values()):
+                # else a group of trainers that step together could wait for this one, and this maker for the others
+                self._give_back(grants, Counter())
+                deal = [hungry[0]] * len(deal)
+                grants = self._ask(deal)
+            if fit := self._prefix(deal, grants):
+                deal = deal[: fit * self._group_size]
+                self._give_back(grants, Counter(deal))
+                self._router.done(len(deal), self._group_size)
+                return fit, deal, {name: grants[name] for name in dict.fromkeys(deal)}
+            self._give_back(grants, Counter())
+            if (waited := time.monotonic() - began) > self._timeout:
+                late = ", ".join(self._connect(name).call("state") for name in grants)
+                raise WorkerDied(f"{self.name} waited {waited:.0f} s for its trainers to take samples: {late}")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+        return None
+
+    def _load(self) -> dict[str, int]:
+        """Samples that each trainer has outstanding, where that decides."""
+        if self._router.route != "least_loaded":
+            return {}
+        return {name: self._connect(name).call("outstanding") for name in self._router.targets}
+
+    def _ask(self, deal: Sequence[str]) -> dict[str, Grant]:
+        shares = Counter(deal)
+        multiple = self._group_size if len(shares) == 1 or self._router.route == "groups" else 1
+        grants: dict[str, Grant] = {}
+        for trainer, samples in shares.items():
+            try:
+                grants[trainer] = self._connect(trainer).call("admit", self.name, samples, multiple)
+            except WorkerDied as error:
+                _LOG.warning("%s goes on without %s: %s", self.name, trainer, error.message)
+                grants[trainer] = Grant(0, ended=True)
+        return grants
+
+    def _prefix(self, deal: Sequence[str], grants: Mapping[str, Grant]) -> int:
+        """How many prompts from the first on have credits for all their samples."""
+        used: Counter[str] = Counter()
+        for sample, trainer in enumerate(deal):
+            used[trainer] += 1
+            if used[trainer] > grants[trainer].samples:
+                return sample // self._group_size
+        return len(deal) // self._group_size
+
+    def _give_back(self, grants: Mapping[str, Grant], used: Mapping[str, int]) -> None:
+        for trainer, grant in grants.items():
+            if spare := grant.samples - used.get(trainer, 0):
+                self._connect(trainer).call("release", self.name, grant.ticket + grant.samples - spare, spare)
+
+    def _drop_lost(self, outbox: Outbox) -> bool:
+        """Whether a trainer is left."""
+        for trainer in list(self._router.targets):
+            if (why := outbox.lost.get(trainer) or self._connect(trainer).lost()) is not None:
+                _LOG.warning("%s goes on without %s: %s", self.name, trainer, why)
+                self._router.drop(trainer)
+        return bool(self._router.targets)
+
+    def _deliver(self, trainer: str, seq: int, rows: DataProto, ticket: int) -> Any:
+        return self._connect(trainer).call("buffer_put", self.name, seq, rows, ticket)
+
+    def _end(self, why: str) -> None:
+        for trainer in self._trainers:
+            try:
+                self._connect(trainer).call("end", self.name, why)
+            except WorkerDied as error:
+                _LOG.info("%s could not tell its end to %s: %s", self.name, trainer, error.message)
+
+    def _demand_source(self) -> None:
+        """End a wait for weights that will not come."""
+        if self._source is None:
+            return
+        why = self._connect(self._source).lost() or self._connect(self._source).call("closed")
+        if why is not None:
+            raise WorkerDied(f"{self.name} waits for weights, but their source {self._source} is gone: {why}")
+
+    def _unit(self, batch: Any, index: int) -> DataProto:
+        """A batch of the loader as PROMPTS."""
+        if isinstance(batch, DataProto):
+            return check(batch, PROMPTS, "a batch of the loader")
+        ids = batch["input_ids"] if isinstance(batch, Mapping) else batch
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or not len(ids):
+            raise DataError(
+                f"the loader gave {type(batch).__name__} {getattr(ids, 'shape', '')}; wanted token ids (B, P), a dict "
+                "with input_ids (B, P) and attention_mask, or a DataProto of PROMPTS"
+            )
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        order = torch.argsort((~mask).int(), dim=1, stable=True)  # the tokens that are there first, in their order
+        columns = (
+            {k: v for k, v in batch.items() if k not in ("input_ids", "attention_mask")}
+            if isinstance(batch, Mapping)
+            else {}
+        )
+        rows = [{"prompt": "", **{key: _item(column[i]) for key, column in columns.items()}} for i in range(len(ids))]
+        return DataProto.from_dict(
+            {"input_ids": torch.where(mask, ids, 0).gather(1, order).long(), "prompt_length": mask.sum(1)},
+            {"uid": [f"{self.name}:{index}:{i}" for i in range(len(ids))], "row": rows},
+        )
+
+    # --- set-up --------------------------------------------------------------------------------------------
+
+    def _make_maker(
+        self,
+        models: tuple[Any, Any, Any, Any],
+        settings: dict[str, Any],
+        tokenizer: Any,
+        *,
+        seed: int,
+        arbitrate: str | None,
+        transport: Transport | None,
+    ) -> Maker:
+        actor, critic, reward, initial = models
+        tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        if initial is None and self._kl_coef:
+            raise ConfigError(f"kl_coef={self._kl_coef} needs an initial_model from model_fn; give one, or kl_coef=0")
+        if not isinstance(reward, nn.Module) and tokenizer is None:
+            raise ConfigError("a reward function reads text: give the maker its tokenizer=, an object or a folder")
+        source = getattr(actor, "generation_config", None) or actor.config
+        stop = (
+            settings["eos_token_id"] if settings["eos_token_id"] is not None else getattr(source, "eos_token_id", None)
+        )
+        pad = (
+            settings["pad_token_id"] if settings["pad_token_id"] is not None else getattr(source, "pad_token_id", None)
+        )
+        stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
+        if transport is None:
+            from hocket.weights.object_store import ObjectStore
+
+            transport = ObjectStore()
+        self._source: str | None = None
+        return Maker(
+            NativeEngine(actor, stop_ids=stop_ids, pad_id=pad or 0),
+            tokenizer,
+            TokenReward(cast(Any, reward)) if isinstance(reward, nn.Module) else load_reward(reward),
+            sampling=Sampling(
+                settings["max_new_tokens"],
+                settings["temperature"],
+                settings["top_k"],
+                settings["top_p"],
+                greedy=not settings["do_sample"],
+                max_length=settings["max_length"],
+            ),
+            group_size=self._group_size,
+            seed=seed,
+            transport=transport,
+            reference=initial,
+            critic=critic,
+            name=self.name,
+            threads=self._threads,
+            swap_timeout=self._timeout,
+            started=-1 if self._wants_weights else 0,
+            arbitrate=arbitrate,
+        )
+
+
+def _kl_coef(kl_coef: float | None, algorithm: Algorithm | None) -> float:
+    """The penalty that the trainer is to use: the algorithm's own, or the one given, by default 0.1."""
+    own = getattr(algorithm, "kl_coef", None)
+    if own is None:
+        return 0.1 if kl_coef is None else kl_coef
+    if kl_coef not in (None, own):
+        raise ConfigError(f"kl_coef={kl_coef}, but the algorithm has kl_coef={own}; give it in one place")
+    return own
+
+
+def _generation(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """All generation settings. Raises ConfigError for an unknown name, with the nearest, or a value not supported."""
+    known = [*_GENERATION, *inspect.signature(ExperienceMaker.__init__).parameters]
+    for name, value in asked.items():
+        if name not in _GENERATION:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; those of generation are {', '.join(_GENERATION)}"
+            raise ConfigError(f"a maker has no option {name!r}{hint}")
+        if name in _FIXED and value != _FIXED[name]:
+            raise ConfigError(f"{name}={value!r} is not supported; the only value is {_FIXED[name]!r}")
+    if asked.get("max_length") is not None:
+        asked = {"max_new_tokens": asked["max_length"], **asked}
+    return _GENERATION | dict(asked)
+
+
+def _four(models: Any) -> tuple[Any, Any, Any, Any]:
+    if not isinstance(models, tuple) or len(models) != 4:
+        raise ConfigError("model_fn of a maker must return (actor, critic, reward_model, initial_model); None for none")
+    return models
+
+
+def _batches(
+    dataloader_fn: Callable[..., Any], place: tuple[int, int], *, num_epochs: int, num_steps: int
+) -> Iterator[Any]:
+    takes = [p for p in inspect.signature(dataloader_fn).parameters.values() if p.default is p.empty]
+    loader = dataloader_fn(*place) if len(takes) == 2 else dataloader_fn()
+    step = epoch = 0
+    while num_steps > step if num_steps else epoch < num_epochs:
+        before = step
+        for batch in loader:
+            if num_steps and step == num_steps:
+                return
+            yield batch
+            step += 1
+        if step == before:
+            raise DataError("the loader gave no batch; it must be an iterable that can be gone through again")
+        epoch += 1
+
+
+def _item(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+ExperienceMakerHolder = ActorClass(ExperienceMaker, MAKER_GROUPS)

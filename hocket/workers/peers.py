@@ -1,0 +1,102 @@
+"""How makers and trainers that drive themselves find and call each other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from hocket.errors import WorkerDied
+from hocket.waiting import Waiter, reason_of_death
+
+_LOG = logging.getLogger("hocket")
+
+
+class Peer(Protocol):
+    """Another maker or trainer, by name."""
+
+    name: str
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What its method returns. Raises what it raised, and WorkerDied when it is gone or silent too long."""
+        ...
+
+    def lost(self) -> str | None:
+        """Why it is gone, None while nothing says so. Returns at once."""
+        ...
+
+
+Connect = Callable[[str], Peer]
+
+
+class LocalPeer:
+    """An object of this process: for tests, and for a loop without Ray."""
+
+    def __init__(self, name: str, target: Any) -> None:
+        self.name = name
+        self._target = target
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """See Peer."""
+        return getattr(self._target, method)(*args, **kwargs)
+
+    def lost(self) -> str | None:
+        """See Peer."""
+        return None
+
+
+class RayPeer:
+    """A named actor, looked up when it is first called: it may be created after this one.
+
+    `timeout` bounds the wait for it to appear and each call, in seconds.
+    """
+
+    def __init__(self, name: str, *, namespace: str | None, timeout: float) -> None:
+        self.name = name
+        self._namespace = namespace
+        self._timeout = timeout
+        self._waiter = Waiter(timeout=timeout, say=_LOG.info)
+        self._lock = threading.Lock()
+        self._actor: Any = None
+        self._ping: Any = None
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """See Peer."""
+        ref = getattr(self._found(), method).remote(*args, **kwargs)
+        return self._waiter.get(ref, who=self.name, what=method)
+
+    def lost(self) -> str | None:
+        """See Peer: an unanswered ping is out all the time, which fails as soon as Ray knows that the actor is gone."""
+        with self._lock:
+            if self._actor is None:
+                return None
+            if self._ping is None:
+                self._ping = self._actor.ping.remote()
+            if ray.wait([self._ping], timeout=0)[0]:
+                try:
+                    ray.get(self._ping)
+                except RayError as error:
+                    return reason_of_death(error)
+                self._ping = None
+        return None
+
+    def _found(self) -> Any:
+        with self._lock:
+            end = time.monotonic() + self._timeout
+            while self._actor is None:
+                try:
+                    self._actor = ray.get_actor(self.name, namespace=self._namespace)
+                except ValueError:
+                    if time.monotonic() > end:
+                        place = f"in namespace {self._namespace!r}" if self._namespace else "in this job's namespace"
+                        raise WorkerDied(
+                            f"no actor named {self.name!r} appeared {place} within {self._timeout:.0f} s; create it, "
+                            "or mend the name in the list that names it"
+                        ) from None
+                    time.sleep(0.1)
+            return self._actor
