@@ -364,7 +364,7 @@ def _expand_placement(value: Any) -> Any:
     match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", str(value))
     if not match:
         raise ConfigError(f"cannot read placement {value!r}; write local, colocated, or detached(makers=2)")
-    settings = [part for part in re.split(r"[,\s]+", match[2] or "") if part]
+    settings = re.findall(r"(?:[^,\s\[]|\[[^=]*\])+", match[2] or "")  # a comma inside brackets separates no settings
     return {"kind": match[1]} | dict(_pairs(settings))
 
 

@@ -151,6 +151,7 @@ def test_an_empty_section_in_the_recipe_takes_overrides(load):
         (["placement=detached(makers=2, max_staleness=1)"], Detached(makers=2, max_staleness=1)),
         (["placement= detached ( makers=2 max_staleness=1 ) "], Detached(makers=2, max_staleness=1)),
         (["--placement", "detached(makers=2)"], Detached(makers=2)),
+        (["placement=detached(trainers=2, edges=[[0, 1]], makers=1)"], Detached(trainers=2, edges=[[0, 1]])),
         (["placement={kind: detached, makers: 2}"], Detached(makers=2)),
         (["placement={makers: 2}"], Detached(makers=2)),
         (["placement.makers=2"], Detached(makers=2)),
