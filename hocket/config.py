@@ -166,7 +166,7 @@ class AlgoSection(Section):
     gamma: float | None = Field(default=None, ge=0, le=1)
     lam: float | None = Field(default=None, ge=0, le=1)
     whiten: bool | None = None
-    advantage: Literal["grpo", "dr_grpo", "rloo"] | None = None
+    advantage: Literal["gae", "bandit", "grpo", "dr_grpo", "rloo"] | None = None
     clip_low: float | None = Field(default=None, gt=0)
     clip_high: float | None = Field(default=None, gt=0)
     dual_clip: float | None = Field(default=None, gt=1)

@@ -142,13 +142,20 @@ class PPO(ClippedPolicy):
     critic's clip off. gamma = lam = 1 suits one final score. With `bootstrap_truncated` the state after an
     answer that was cut by the length limit is worth the critic's last value; right for a reward that would
     have gone on, wrong for a score of the whole answer, where it makes answers that never end look good.
+    `advantage="bandit"` is the older form of ColossalChat: one number per answer, its score minus `kl_coef` times the
+    mean k3 over its tokens, against the critic's value of the prompt; gamma, lam and whiten have no part in it.
     """
 
+    advantage: str = "gae"
     gamma: float = 1.0
     lam: float = 1.0
     whiten: bool = True
     value_clip: float | None = 0.2
     bootstrap_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.advantage, ("gae", "bandit"), what="advantage of PPO")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -163,6 +170,8 @@ class PPO(ClippedPolicy):
     def credit(self, batch: Batch) -> Tensors:
         """token_reward, advantages (whitened over the step's tokens) and returns, each (B,T)."""
         mask = batch["response_mask"]
+        if self.advantage == "bandit":
+            return self._bandit(batch, mask)
         rewards = token_rewards(
             batch["score"],
             mask,
@@ -180,6 +189,21 @@ class PPO(ClippedPolicy):
         )
         advantages = whiten(advantages, mask) if self.whiten else advantages
         return {"token_reward": rewards, "advantages": advantages, "returns": returns}
+
+    def _bandit(self, batch: Batch, mask: Tensor) -> Tensors:
+        reward = widen(batch["score"])
+        if self.kl_coef:
+            k3 = masked(kl_estimate(batch["proximal_logprobs"], batch["reference_logprobs"], kind="k3"), mask)
+            reward = reward - self.kl_coef * k3.sum(-1) / mask.sum(-1).clamp(min=1)
+        first = mask.int().argmax(-1, keepdim=True)  # the state after the prompt is that of the first action
+        value = batch["values"].gather(1, first).squeeze(1)
+        last = torch.zeros_like(batch["values"])
+        last[torch.arange(len(mask)), mask.shape[1] - 1 - mask.flip(-1).int().argmax(-1)] = 1.0
+        return {
+            "token_reward": masked(last * reward[:, None], mask),
+            "advantages": spread(reward - value, mask),
+            "returns": spread(reward, mask),
+        }
 
     def loss(self, new: Batch, batch: Batch, counts: Counts) -> tuple[Tensors, Tensors]:
         """The losses "policy" and "value", and their metrics; see `Algorithm.loss`."""

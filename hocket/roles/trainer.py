@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,17 @@ from hocket.weights.transport import Transport
 Micro = dict[str, Tensor]
 
 
+@dataclass
+class Pretraining:
+    """Text that the policy is not to forget: `coef` is its share of the loss (PPO-ptx, arXiv 2203.02155, eq. 2).
+
+    `batches` gives token ids (B, T), right padded, and lengths (B,), one batch for each optimizer step, for ever.
+    """
+
+    coef: float
+    batches: Iterator[tuple[Tensor, Tensor]]
+
+
 class Trainer:
     """Learns from one step's experience at a time. Plain Python: no Ray, no process.
 
@@ -52,6 +64,7 @@ class Trainer:
         stop_ids: tuple[int, ...],
         critic: PreTrainedModel | None = None,
         strategy: Strategy | None = None,
+        pretraining: Pretraining | None = None,
         temperature: float = 1.0,
         chunk_bytes: int = 64 << 20,
         name: str = "trainer-0",
@@ -69,6 +82,7 @@ class Trainer:
         self._transport = transport
         self._strategy = strategy or Single()
         self.critic_travels = False
+        self._pretraining = pretraining
         self._publisher = Publisher(name, chunk_bytes=chunk_bytes)
         self._optimizers = {"policy": Optimizer(policy, settings, lr=settings.lr)}
         if critic is not None:
@@ -243,11 +257,15 @@ class Trainer:
         broken: list[str] = []
         for micro in minibatch:
             losses, facts = self._algorithm.loss(self._forward(micro), micro, counts)
+            if self._pretraining is not None:
+                losses["policy"] = (1.0 - self._pretraining.coef) * losses["policy"]
             for name, loss in losses.items():
                 if not math.isfinite(value := float(loss.detach())):
                     broken.append(f"the {name} loss is {value}")
                 loss.backward()
             add_up(metrics, {k: float(v) for k, v in facts.items()})
+        if self._pretraining is not None:
+            metrics["ptx/loss"] = self._pretrain(self._pretraining)
         told = self._strategy.gather((broken, metrics))  # every rank stops when one does
         metrics = {}
         for reasons, part in told:
@@ -260,6 +278,15 @@ class Trainer:
             suffix = "" if name == "policy" else f"/{name}"
             metrics |= {f"grad_norm{suffix}": norm, f"lr{suffix}": lr}
         return metrics
+
+    def _pretrain(self, pretraining: Pretraining) -> float:
+        """Add the gradient of this rank's share of the language-model loss, nats per token over all ranks."""
+        ids, length = (tensor.to(self.policy.device) for tensor in next(pretraining.batches))
+        logprobs = token_logprobs(self.policy, ids, length)["logprobs"]
+        tokens = sum(self._strategy.gather(int((length - 1).sum())))  # nothing predicts a row's first token
+        loss = -logprobs.sum() / max(tokens, 1)
+        (pretraining.coef * loss).backward()
+        return float(loss.detach())
 
     def _micro(self, batch: DataProto, rows: slice) -> Micro:
         """Those rows without the columns that are padding in all of them, where the policy is."""

@@ -16,7 +16,7 @@ from hocket.errors import BatchError, ConfigError, WorkerDied
 from hocket.roles.intake import DEFAULT_LIMIT, Ack, Grant, Intake
 from hocket.single_controller.decorator import concurrency
 from hocket.workers.callbacks import TrainerCallback, notify
-from hocket.workers.naming import actor_name, connector
+from hocket.workers.naming import Patience, actor_name, connector, speak
 from hocket.workers.peers import Connect, Peer
 from hocket.workers.reports import TrainerReport
 
@@ -56,6 +56,7 @@ class DetachedTrainer(ABC):
         if replay not in REPLAYS:
             raise ConfigError(f"replay={replay!r} is unknown; known are {', '.join(REPLAYS)}")
         self.name = name or actor_name("trainer")
+        speak()
         self.version = 0
         self.callbacks = list(callbacks)
         if buffer_limit == 0:
@@ -93,7 +94,13 @@ class DetachedTrainer(ABC):
 
     def _next(self) -> Experience | None:
         """The next batch; None at the end of all streams."""
-        batch = self.buffer.take(timeout=self._timeout, stop=self._note_lost)
+        patience = Patience()
+
+        def meanwhile() -> None:
+            self._note_lost()
+            patience.tell(lambda: f"{self.name} waits for experience: {self.buffer.state()}")
+
+        batch = self.buffer.take(timeout=self._timeout, stop=meanwhile)
         return None if batch is None else Experience.of(batch)
 
     def _begin(self) -> None:
@@ -209,11 +216,12 @@ class DetachedTrainer(ABC):
                 wanted = min(update_steps, total_steps - report.steps)
                 notify(self.callbacks, "on_episode_start", episode)
                 made = self._learn(wanted, train_epochs, report)
-                notify(self.callbacks, "on_update_start")
-                self.version += 1
-                self._update_remote_makers()
-                self.buffer.advance(self.version)
-                notify(self.callbacks, "on_update_end")
+                if made:
+                    notify(self.callbacks, "on_update_start")
+                    self.version += 1
+                    self._update_remote_makers()
+                    self.buffer.advance(self.version)
+                    notify(self.callbacks, "on_update_end")
                 notify(self.callbacks, "on_episode_end", episode)
                 if made < wanted:
                     report.ended_by = "all its makers have ended"

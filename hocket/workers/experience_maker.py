@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from hocket.algorithms.presets import Algorithm
 from hocket.data.experience import Experience
 from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, check
-from hocket.errors import ConfigError, DataError, WorkerDied
+from hocket.errors import ConfigError, WorkerDied
 from hocket.models.load import load_tokenizer
 from hocket.rewards.adapters import load_reward
 from hocket.rewards.model import TokenReward
@@ -36,9 +36,11 @@ from hocket.workers.actors import ActorClass
 from hocket.workers.callbacks import MakerCallback, notify
 from hocket.workers.evaluators import ExperienceMakerPerformanceEvaluator
 from hocket.workers.factories import get_model_numel
+from hocket.workers.loaders import batches, right_padded, token_ids
 from hocket.workers.maker_worker import MAKER_GROUPS, MakerWorker
-from hocket.workers.naming import actor_name, connector
+from hocket.workers.naming import Patience, actor_name, connector, speak
 from hocket.workers.peers import Connect
+from hocket.workers.record import RunRecord
 from hocket.workers.reports import MakerReport
 from hocket.workers.strategies import StrategyChoice
 
@@ -93,6 +95,7 @@ class ExperienceMaker(MakerWorker):
         seed: int = 0,
         timeout: float = 3600.0,
         threads: int = 1,
+        run_dir: str | None = None,
         name: str | None = None,
         namespace: str | None = None,
         connect: Connect | None = None,
@@ -102,6 +105,7 @@ class ExperienceMaker(MakerWorker):
         if update_lora_weights:
             raise ConfigError("update_lora_weights is not there yet in the detached flow; leave it False")
         self.name = name or actor_name("maker")
+        speak()
         self._trainers = list(detached_trainer_name_list)
         self._place = int((env_info or {}).get("rank", "0")), int((env_info or {}).get("world_size", "1"))
         self._wants_weights = sync_models_from_trainers
@@ -113,6 +117,7 @@ class ExperienceMaker(MakerWorker):
         self._connect = connect or connector(namespace, timeout)
         grouped = algorithm is not None and algorithm.group_baseline
         self._callbacks = list(callbacks)
+        self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
         self._router = Router(self._trainers, route=route or ("groups" if grouped else "round_robin"))
         strategy_fn().check_maker(self._place[1])
         seed += self._place[0]
@@ -183,18 +188,22 @@ class ExperienceMaker(MakerWorker):
         why = "it failed"
         try:
             notify(self._callbacks, "on_loop_start")
-            for batch in _batches(dataloader_fn, self._place, num_epochs=num_epochs, num_steps=num_steps):
+            for batch in batches(dataloader_fn, self._place, num_epochs=num_epochs, num_steps=num_steps):
                 notify(self._callbacks, "on_batch_start")
                 if not self._work(self._unit(batch, report.batches), outbox, report):
                     report.ended_by = "all its trainers have ended"
                     break
                 report.batches += 1
+                if self._record is not None:
+                    self._record.role(self.maker.report())
                 notify(self._callbacks, "on_batch_end")
             outbox.close()
             notify(self._callbacks, "on_loop_end")
             why = report.ended_by
         finally:
             self._end(why)
+            if self._record is not None:
+                self._record.close(self.maker.report())
         report.sent, report.refused, report.left = outbox.sent, outbox.refused, outbox.left
         return report
 
@@ -208,7 +217,8 @@ class ExperienceMaker(MakerWorker):
                 return False
             prompts, deal, grants = admitted
             part, unit = unit[:prompts], unit[prompts:]
-            part.meta_info |= {"step": report.batches, "unit": 0}
+            shown = 2 if self._record is not None and report.batches % 10 == 0 else 0
+            part.meta_info |= {"step": report.batches, "unit": 0, "samples": shown}
             notify(self._callbacks, "on_make_experience_start")
             at_least = max(grant.at_least for grant in grants.values())
             made = self.maker.make(part, at_least=at_least, stop=self._demand_source)
@@ -227,7 +237,7 @@ class ExperienceMaker(MakerWorker):
 
         None when no trainer is left. Raises WorkerDied at the deadline.
         """
-        began, pause = time.monotonic(), 0.005
+        began, pause, patience = time.monotonic(), 0.005, Patience()
         while self._drop_lost(outbox):
             deal = self._router.deal(prompts, self._group_size, load=self._load())
             grants = self._ask(deal)
@@ -248,12 +258,17 @@ class ExperienceMaker(MakerWorker):
                 self._router.done(len(deal), self._group_size)
                 return fit, deal, {name: grants[name] for name in dict.fromkeys(deal)}
             self._give_back(grants, Counter())
+            patience.tell(
+                lambda names=tuple(grants): f"{self.name} waits until samples are taken: {self._states(names)}"
+            )
             if (waited := time.monotonic() - began) > self._timeout:
-                late = ", ".join(self._connect(name).call("state") for name in grants)
-                raise WorkerDied(f"{self.name} waited {waited:.0f} s for its trainers to take samples: {late}")
+                raise WorkerDied(f"{self.name} waited {waited:.0f} s until samples are taken: {self._states(grants)}")
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
         return None
+
+    def _states(self, trainers: Iterable[str]) -> str:
+        return "; ".join(self._connect(name).call("state") for name in trainers)
 
     def _load(self) -> dict[str, int]:
         """Samples that each trainer has outstanding, where that decides."""
@@ -317,15 +332,7 @@ class ExperienceMaker(MakerWorker):
         """A batch of the loader as PROMPTS."""
         if isinstance(batch, DataProto):
             return check(batch, PROMPTS, "a batch of the loader")
-        ids = batch["input_ids"] if isinstance(batch, Mapping) else batch
-        if not isinstance(ids, Tensor) or ids.dim() != 2 or not len(ids):
-            raise DataError(
-                f"the loader gave {type(batch).__name__} {getattr(ids, 'shape', '')}; wanted token ids (B, P), a dict "
-                "with input_ids (B, P) and attention_mask, or a DataProto of PROMPTS"
-            )
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        order = torch.argsort((~mask).int(), dim=1, stable=True)  # the tokens that are there first, in their order
+        ids, length = right_padded(*token_ids(batch))
         columns = (
             {k: v for k, v in batch.items() if k not in ("input_ids", "attention_mask")}
             if isinstance(batch, Mapping)
@@ -333,7 +340,7 @@ class ExperienceMaker(MakerWorker):
         )
         rows = [{"prompt": "", **{key: _item(column[i]) for key, column in columns.items()}} for i in range(len(ids))]
         return DataProto.from_dict(
-            {"input_ids": torch.where(mask, ids, 0).gather(1, order).long(), "prompt_length": mask.sum(1)},
+            {"input_ids": ids, "prompt_length": length},
             {"uid": [f"{self.name}:{index}:{i}" for i in range(len(ids))], "row": rows},
         )
 
@@ -422,24 +429,6 @@ def _four(models: Any) -> tuple[Any, Any, Any, Any]:
     if not isinstance(models, tuple) or len(models) != 4:
         raise ConfigError("model_fn of a maker must return (actor, critic, reward_model, initial_model); None for none")
     return models
-
-
-def _batches(
-    dataloader_fn: Callable[..., Any], place: tuple[int, int], *, num_epochs: int, num_steps: int
-) -> Iterator[Any]:
-    takes = [p for p in inspect.signature(dataloader_fn).parameters.values() if p.default is p.empty]
-    loader = dataloader_fn(*place) if len(takes) == 2 else dataloader_fn()
-    step = epoch = 0
-    while num_steps > step if num_steps else epoch < num_epochs:
-        before = step
-        for batch in loader:
-            if num_steps and step == num_steps:
-                return
-            yield batch
-            step += 1
-        if step == before:
-            raise DataError("the loader gave no batch; it must be an iterable that can be gone through again")
-        epoch += 1
 
 
 def _item(value: Any) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
+from collections.abc import Callable
 from functools import cache
 
 import ray
@@ -14,6 +17,29 @@ def actor_name(kind: str) -> str:
     """The name that this actor was given, or one made of its kind and process."""
     given = ray.get_runtime_context().get_actor_name() if ray.is_initialized() else None
     return given or f"{kind}-{os.getpid()}"
+
+
+def speak() -> None:
+    """Let an actor's notices reach its output, which Ray shows to the program; other libraries stay as they are."""
+    log = logging.getLogger("hocket")
+    if ray.is_initialized() and not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+        log.setLevel(min(log.level or logging.INFO, logging.INFO))
+
+
+class Patience:
+    """Says what a wait is for when it takes long, and again each time that it has taken twice as long."""
+
+    def __init__(self, first: float = 20.0) -> None:
+        self._began, self._next = time.monotonic(), first
+
+    def tell(self, what: Callable[[], str]) -> None:
+        """Asked while waiting."""
+        if (waited := time.monotonic() - self._began) > self._next:
+            self._next *= 2
+            logging.getLogger("hocket").warning("%s (%.0f s so far)", what(), waited)
 
 
 def own_namespace() -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hocket.algorithms.presets import PPO, Algorithm
 from hocket.config import TrainerSection
@@ -14,7 +16,7 @@ from hocket.data.experience import Experience
 from hocket.errors import ConfigError
 from hocket.models.load import load_tokenizer
 from hocket.models.policy import named_weights
-from hocket.roles.trainer import Trainer
+from hocket.roles.trainer import Pretraining, Trainer
 from hocket.single_controller.decorator import concurrency
 from hocket.weights.manifest import weights_sha256
 from hocket.weights.transport import Transport
@@ -24,9 +26,11 @@ from hocket.workers.courier import Courier
 from hocket.workers.detached_trainer import TRAINER_GROUPS, DetachedTrainer
 from hocket.workers.evaluators import TrainerPerformanceEvaluator
 from hocket.workers.factories import get_model_numel
+from hocket.workers.loaders import batches, right_padded, token_ids
 from hocket.workers.meeting import meet
 from hocket.workers.naming import actor_name
 from hocket.workers.peers import Connect
+from hocket.workers.record import RunRecord
 from hocket.workers.strategies import StrategyChoice
 from hocket.workers.trainer_worker import TrainerWorker
 
@@ -62,7 +66,10 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         micro_batch_tokens: int = 8192,
         max_grad_norm: float = 1.0,
         temperature: float = 1.0,
+        ptx_coef: float = 0.0,
+        ptx_loader_fn: Callable[..., Any] | None = None,
         tokenizer: Any = None,
+        run_dir: str | None = None,
         max_staleness: int | None = None,
         replay: str = "batches",
         chunk_bytes: int = 64 << 20,
@@ -88,6 +95,14 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         settings = TrainerSection(
             lr=actor_lr, critic_lr=critic_lr, micro_batch_tokens=micro_batch_tokens, max_grad_norm=max_grad_norm
         )
+        if not 0 <= ptx_coef < 1 or bool(ptx_coef) != (ptx_loader_fn is not None):
+            raise ConfigError(
+                f"found ptx_coef={ptx_coef} and {'a' if ptx_loader_fn else 'no'} ptx_loader_fn; wanted both, the "
+                "coefficient between 0 and 1, or neither"
+            )
+        rank = self.strategy.rank, self.strategy.world_size
+        self._pretraining = Pretraining(ptx_coef, _pretraining(ptx_loader_fn, rank)) if ptx_loader_fn else None
+        self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
         self._temperature = temperature
         self._settings = settings
         self._threads = threads
@@ -130,7 +145,10 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
 
     def training_step(self, experience: Experience) -> dict[str, float]:
         """One optimizer step of each model on a prepared batch."""
-        return self.trainer.learn(experience, step=self.version)
+        metrics = self.trainer.learn(experience, step=self.version)
+        if self._record is not None and self.strategy.rank == 0:
+            self._record.step(metrics, self.trainer.report())
+        return metrics
 
     def _next(self) -> Experience | None:
         """This rank's next batch, empty when only others have one; None when no rank has any."""
@@ -173,6 +191,8 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
 
     def _finish(self) -> None:
         self._courier.flush(self._timeout)
+        if self._record is not None and self.strategy.rank == 0:
+            self._record.close(self.trainer.report())
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         if kwargs:
@@ -253,11 +273,19 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
             stop_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
             critic=critic.float() if needed else None,
             strategy=self.strategy,
+            pretraining=self._pretraining,
             temperature=self._temperature,
             chunk_bytes=chunk_bytes,
             name=self.name,
             threads=self._threads,
         )
+
+
+def _pretraining(loader_fn: Callable[..., Any], rank: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of a loader as right-padded ids and lengths, for ever."""
+    for batch in batches(loader_fn, rank, num_epochs=0, num_steps=sys.maxsize):
+        ids, mask = token_ids(batch)
+        yield right_padded(ids, mask)
 
 
 def _two(models: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The tables of the detached flow: imports work, options are those of the constructors, quoted errors are the code's."""
+"""The pages of the detached flow: imports work, options are the constructors', quoted errors are the code's."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_table_of_generation_is_complete(folder: str) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_routes_and_strategies_are_complete(folder: str) -> None:
     assert first_column(page(folder, "detached.md"), "route=") == list(ROUTES)
-    heading = {"docs": "old name", "docs/zh": "旧名"}[folder]
+    heading = {"docs": "| old name", "docs/zh": "| 旧名"}[folder]
     table = page(folder, "coming-from-colossalchat.md").partition(heading)[2]
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|$", table, re.MULTILINE))
     assert rows == {**OLD_NAMES, "ddp": "ddp"}

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from hocket.data.proto import DataProto
+from hocket.data.schema import positions
 from hocket.models.chars import char_tokenizer
 from hocket.models.load import ModelSpec, load_causal_lm
 
@@ -75,3 +77,36 @@ def make_critic(tiny_config):
             return AutoModelForSequenceClassification.from_config(config).eval()
 
     return critic
+
+
+@pytest.fixture
+def experience() -> Callable[..., DataProto]:
+    """Experience without a maker: `lengths` rows in groups of `group`; padding holds arbitrary tokens."""
+
+    def experience(lengths, *, group=4, extra=0, seed=0) -> DataProto:
+        draw = torch.Generator().manual_seed(seed)
+        rows, width = len(lengths), max(lengths)
+        length, start = torch.tensor(lengths), torch.full((rows,), 3)
+        mask = positions(length, width) & ~positions(start, width)
+        noise = torch.randn(2, rows, width, generator=draw)
+        tensors = {
+            "input_ids": torch.randint(3, 99, (rows, width), generator=draw),
+            "prompt_length": start,
+            "length": length,
+            "sample": torch.arange(rows) % group,
+            "response_mask": mask,
+            "rollout_logprobs": torch.where(mask, -5.0 + 0.5 * noise[0], 0.0),
+            "reference_logprobs": torch.where(mask, -5.0 + 0.5 * noise[1], 0.0),
+            "version": torch.where(mask, 0, -1).int(),
+            "truncated": torch.arange(rows) % 3 == 0,
+            "score": torch.rand(rows, generator=draw),
+        }
+        junk = torch.nn.functional.pad
+        wide = {
+            key: junk(t, (0, extra), value={"input_ids": 7, "version": -1}.get(key, 0)) if t.dim() == 2 else t
+            for key, t in tensors.items()
+        }
+        columns = {"uid": [f"p:{i // group}:0" for i in range(rows)], "row": [{"answer": ""} for _ in range(rows)]}
+        return DataProto.from_dict(wide, columns, {"step": 0, "unit": 0})
+
+    return experience

@@ -340,7 +340,7 @@ def test_build_sets_options_and_keeps_defaults() -> None:
             ["grpo", "'clip_hgih'", "nearest is 'clip_high'", "kl_coef", "advantage"],
         ),
         ("grpo", {"gamma": 0.9}, ["'gamma'", "correction_cap"]),
-        ("ppo", {"advantage": "rloo"}, ["'advantage'", "value_clip"]),
+        ("ppo", {"advantage": "rloo"}, ["advantage of PPO 'rloo'", "bandit"]),
         ("ppo", {"clip_low": "0.2"}, ["clip_low", "'0.2'", "float"]),
         ("ppo", {"clip_low": True}, ["clip_low", "True", "float"]),
         ("ppo", {"whiten": 1}, ["whiten", "bool"]),
@@ -359,3 +359,23 @@ def test_build_refuses_what_it_does_not_know(name: str, options: dict[str, objec
 def test_dr_grpo_asks_for_the_length_that_it_divides_by() -> None:
     with pytest.raises(ConfigError, match="max_length"):
         DrGRPO().loss({"logprobs": NEW}, golden_batch(), Counts.of(MASK))
+
+
+def test_bandit_advantages() -> None:
+    """The vectors of the older form, with the right sign of k3: mean KL 0.020740, reward 1 - 0.1 KL = 0.997926."""
+    logprobs, reference = torch.tensor([[0.0, -1.0, -2.0, -0.5]]), torch.tensor([[0.0, -1.3, -1.8, -0.5]])
+    mask = torch.tensor([[False, True, True, True]])
+    batch = {
+        "response_mask": mask,
+        "score": torch.tensor([1.0]),
+        "proximal_logprobs": logprobs,
+        "reference_logprobs": reference,
+        "values": torch.tensor([[9.0, 0.25, 7.0, 8.0]]),
+        "truncated": torch.tensor([False]),
+    }
+    credit = PPO(kl_coef=0.1, advantage="bandit").credit(batch)
+    assert credit["returns"][0].tolist() == pytest.approx([0, *[0.997926] * 3], abs=1e-6)
+    assert credit["advantages"][0].tolist() == pytest.approx([0, *[0.747926] * 3], abs=1e-6)
+    assert credit["token_reward"][0].tolist() == pytest.approx([0, 0, 0, 0.997926], abs=1e-6)
+    with pytest.raises(ConfigError, match="advantage of PPO 'grpo' is unknown"):
+        PPO(advantage="grpo")

@@ -4,13 +4,11 @@ import copy
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from hocket.algorithms.presets import build
 from hocket.config import TrainerSection
 from hocket.data.proto import DataProto
 from hocket.data.schedule import Prompt, PromptSchedule
-from hocket.data.schema import positions
 from hocket.rewards.adapters import Reward
 from hocket.roles.maker import Maker
 from hocket.roles.trainer import Trainer
@@ -83,36 +81,3 @@ def make_maker(tiny, tokenizer) -> Callable[..., Maker]:
         )
 
     return maker
-
-
-@pytest.fixture
-def experience() -> Callable[..., DataProto]:
-    """Experience without a maker: `lengths` rows in groups of `group`; padding holds arbitrary tokens."""
-
-    def experience(lengths, *, group=4, extra=0, seed=0) -> DataProto:
-        draw = torch.Generator().manual_seed(seed)
-        rows, width = len(lengths), max(lengths)
-        length, start = torch.tensor(lengths), torch.full((rows,), 3)
-        mask = positions(length, width) & ~positions(start, width)
-        noise = torch.randn(2, rows, width, generator=draw)
-        tensors = {
-            "input_ids": torch.randint(3, 99, (rows, width), generator=draw),
-            "prompt_length": start,
-            "length": length,
-            "sample": torch.arange(rows) % group,
-            "response_mask": mask,
-            "rollout_logprobs": torch.where(mask, -5.0 + 0.5 * noise[0], 0.0),
-            "reference_logprobs": torch.where(mask, -5.0 + 0.5 * noise[1], 0.0),
-            "version": torch.where(mask, 0, -1).int(),
-            "truncated": torch.arange(rows) % 3 == 0,
-            "score": torch.rand(rows, generator=draw),
-        }
-        junk = torch.nn.functional.pad
-        wide = {
-            key: junk(t, (0, extra), value={"input_ids": 7, "version": -1}.get(key, 0)) if t.dim() == 2 else t
-            for key, t in tensors.items()
-        }
-        columns = {"uid": [f"p:{i // group}:0" for i in range(rows)], "row": [{"answer": ""} for _ in range(rows)]}
-        return DataProto.from_dict(wide, columns, {"step": 0, "unit": 0})
-
-    return experience

@@ -67,12 +67,12 @@ def odd(completion, **_):
 
 @pytest.fixture
 def make_maker(tiny, tokenizer, pipeline):
-    def maker(name, trainers, *, policy=None, reward=odd, **options):
+    def maker(name, trainers, *, policy=None, reward=odd, model_fn=None, **options):
         actor = copy.deepcopy(policy) if policy is not None else tiny()
         made = ExperienceMaker(
             trainers,
             lambda: get_strategy_from_args("single"),
-            lambda: (actor, None, reward, copy.deepcopy(actor)),
+            model_fn or (lambda: (actor, None, reward, copy.deepcopy(actor))),
             **{"max_new_tokens": 4, "tokenizer": tokenizer, "name": name, "timeout": 20, "connect": pipeline.connect}
             | {"transport": Direct()}
             | options,

@@ -1,8 +1,18 @@
 """The self-driven flow ends for every topology and every choice of counts, and its ledger balances."""
 
-import pytest
+import copy
+import time
+from concurrent.futures import ThreadPoolExecutor
 
-from hocket.workers import balance
+import pytest
+import torch
+
+from hocket.errors import ConfigError, RewardError
+from hocket.models.policy import named_weights, token_logprobs
+from hocket.observe.metrics import read_metrics
+from hocket.observe.report import write_report
+from hocket.observe.trace import read_trace
+from hocket.workers import DetachedTrainer, PPOTrainer, balance, split_experience_batch
 
 TOPOLOGIES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 3), (5, 3)]
 
@@ -24,3 +34,191 @@ def test_every_topology_ends_and_balances(topology, pipeline, loader, makers, tr
     for report in reports[makers:]:
         assert report.ended_by in ("it has made all its steps", "all its makers have ended")
         assert report.trained <= 5 * report.steps
+
+
+@pytest.mark.parametrize(("makers", "trainers"), [(1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize("bound", [0, 1, 2])
+def test_staleness_is_bounded_for_every_topology(topology, pipeline, loader, makers, trainers, bound):
+    """D8: by admission, so that nothing is thrown away."""
+    options = {"train_batch_size": 4, "max_staleness": bound}
+    made, learned = topology(makers, trainers, trainer=options)
+    jobs = [lambda maker=maker: maker.workingloop(loader(3, 4, 2), num_steps=8) for maker in made]
+    jobs += [lambda trainer=trainer: trainer.fit(100, 1) for trainer in learned]
+    reports = pipeline.run(jobs)
+    found = balance(reports)
+    assert found["made"] == found["trained"] == makers * (3 + 4 + 2 + 3 + 4 + 2 + 3 + 4)
+    seen = [step["staleness/max"] for report in reports[makers:] for step in report.metrics]
+    assert max(seen) <= bound
+    assert all(report.version == report.steps for report in reports[makers:])
+
+
+def test_bounded_staleness_with_groups_over_two_trainers(topology, pipeline, loader):
+    options = {"train_batch_size": 6, "max_staleness": 0}
+    made, learned = topology(1, 2, maker={"group_size": 3, "route": "groups"}, trainer=options)
+    jobs = [lambda: made[0].workingloop(loader(5, 3), num_steps=4)]
+    jobs += [lambda trainer=trainer: trainer.fit(100, 1) for trainer in learned]
+    found = balance(pipeline.run(jobs))
+    assert found["made"] == found["trained"] == (5 + 3) * 2 * 3
+
+
+def test_a_slow_trainer_slows_a_fast_maker(make_maker, make_trainer, pipeline, loader):
+    """D6: 200 batches, and never more than the limit outstanding."""
+    seen = []
+
+    class Slow(PPOTrainer):
+        def training_step(self, experience):
+            time.sleep(0.01)
+            seen.append(self.buffer.outstanding)
+            return super().training_step(experience)
+
+    maker = make_maker("m", ["t"], max_new_tokens=1)
+    make_trainer("t", ["m"], kind=Slow, train_batch_size=2, buffer_limit=3)
+    jobs = [lambda: maker.workingloop(loader(2), num_steps=200), lambda: pipeline.parts["t"].fit(200, 10)]
+    made, trained = pipeline.run(jobs)
+    assert balance([made, trained])["trained"] == 400
+    assert max(seen) <= 6
+    assert trained.steps == len(seen) == 200
+
+
+def test_makers_share_nothing(topology, pipeline):
+    """D30: disjoint prompts by the loader's two arguments, and different answers to one prompt."""
+    asked = torch.arange(12).reshape(12, 1) + 20
+    made, learned = topology(2, 1)
+    for i, maker in enumerate(made):
+        maker._place = (i, 2)
+    taken, take = [], learned[0].buffer.put
+    learned[0].buffer.put = lambda maker, seq, items, **more: (
+        taken.append((maker, items)),
+        take(maker, seq, items, **more),
+    )[1]
+    jobs = [lambda maker=maker: maker.workingloop(lambda rank, n: [asked[rank::n]]) for maker in made]
+    pipeline.run([*jobs, lambda: learned[0].fit(10, 1)])
+    prompts = {
+        name: {int(ids[0]) for who, items in taken if who == name for ids in items.tensor("input_ids")}
+        for name in ("maker_0", "maker_1")
+    }
+    assert prompts == {"maker_0": set(range(20, 32, 2)), "maker_1": set(range(21, 32, 2))}
+    uids = [uid for _, items in taken for uid in items.non_tensor_batch["uid"]]
+    assert len(set(uids)) == len(uids) == 12
+
+
+def test_a_bad_item_is_counted_and_the_run_goes_on(make_maker, make_trainer, pipeline, loader):
+    """D7."""
+    maker = make_maker("m", ["t"])
+    trainer = make_trainer("t", ["m"], train_batch_size=3)
+    make = maker.maker.make
+
+    def spoiled(unit, **more):
+        made = make(unit, **more)
+        made.batch["score"][0] = torch.nan
+        return made
+
+    maker.maker.make = spoiled
+    reports = pipeline.run([lambda: maker.workingloop(loader(4, 4, 4)), lambda: trainer.fit(9, 1)])
+    found = balance(reports)
+    assert (found["made"], found["trained"], found["refused: its score is not finite"]) == (12, 9, 3)
+
+
+def test_a_loop_that_fails_ends_the_other_side(make_maker, make_trainer, pipeline, loader):
+    maker = make_maker("m", ["t"], reward=lambda completion: 1 / 0)
+    trainer = make_trainer("t", ["m"])
+    with ThreadPoolExecutor(2) as pool:
+        made, trained = pool.submit(maker.workingloop, loader(4)), pool.submit(trainer.fit, 3, 1)
+        with pytest.raises(RewardError, match="ZeroDivisionError"):
+            made.result(30)
+        assert trained.result(30).ended_by == "all its makers have ended"
+        assert trained.result().steps == 0
+
+
+def test_replayed_epochs(make_maker, make_trainer, pipeline, loader):
+    """Every sample is used so many times; the order of batches, or of rows, is drawn again."""
+    for replay in ("batches", "rows"):
+        maker = make_maker("m", ["t"])
+        trainer = make_trainer("t", ["m"], train_batch_size=4, replay=replay)
+        reports = pipeline.run([lambda m=maker: m.workingloop(loader(3, 4)), lambda t=trainer: t.fit(10, 2, 3)])
+        assert balance(reports)["trained"] == 7
+        assert len(reports[1].metrics) == 2 * 3
+        assert reports[1].steps == 2
+
+
+def test_the_makers_kl_coefficient_is_the_trainers(make_maker, make_trainer, pipeline, loader):
+    for coef, there in ((0.0, False), (0.3, True)):
+        maker = make_maker("m", ["t"], kl_coef=coef)
+        trainer = make_trainer("t", ["m"], train_batch_size=4)
+        reports = pipeline.run([lambda m=maker: m.workingloop(loader(4)), lambda t=trainer: t.fit(1, 1)])
+        assert ("kl/ref" in reports[1].metrics[0]) == there
+
+
+def test_a_makers_critic_is_synced_with_the_policy(make_maker, make_trainer, make_critic, tiny, pipeline, loader):
+    actor, critic = tiny(), make_critic()
+
+    def models():
+        return actor, critic, lambda completion: float(len(completion)), copy.deepcopy(actor)
+
+    maker = make_maker("m", ["t"], model_fn=models, sync_models_from_trainers=True)
+    trainer = make_trainer("t", ["m"], train_batch_size=4)
+    pipeline.run([lambda: maker.workingloop(loader(4, 4, 4)), lambda: trainer.fit(3, 1)])
+    maker.maker._swap(3)
+    theirs, ours = named_weights(trainer.trainer.critic), named_weights(critic)
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    assert not torch.equal(ours["score.weight"], torch.zeros_like(ours["score.weight"]))
+
+
+class OwnTrainer(DetachedTrainer):
+    """A user's own: it counts."""
+
+    def __init__(self, *names, **options):
+        super().__init__(*names, **options)
+        self.steps, self.pushes = [], 0
+
+    def training_step(self, experience):
+        self.steps.append(experience.sequences.shape[0])
+        return {"rows": float(self.steps[-1])}
+
+    def _update_remote_makers(self, fully_update=False, **kwargs):
+        self.pushes += 1
+
+
+def test_the_abstract_trainer_needs_no_ray_and_no_maker(experience):
+    with pytest.raises(TypeError, match="abstract"):
+        DetachedTrainer([])
+    trainer = OwnTrainer([], train_batch_size=3, name="own")
+    ack = trainer.buffer_extend(split_experience_batch(experience([6] * 7)))
+    assert (ack.accepted, trainer.buffer_get_length()) == (7, 2)
+    trainer.buffer_append(experience([6, 9]))
+    trainer.buffer.end("buffer_extend")
+    report = trainer.fit(total_steps=5, update_steps=2)
+    assert trainer.steps == [3, 3, 3]
+    assert (report.steps, report.trained, report.ended_by) == (3, 9, "all its makers have ended")
+    assert trainer.pushes == 2
+    with pytest.raises(ConfigError, match="found total_steps=5, update_steps=0"):
+        trainer.fit(5, 0)
+
+
+def test_a_run_folder_gets_metrics_spans_and_samples(make_maker, make_trainer, pipeline, loader, tmp_path):
+    maker = make_maker("m", ["t"], run_dir=str(tmp_path))
+    trainer = make_trainer("t", ["m"], train_batch_size=4, run_dir=str(tmp_path))
+    pipeline.run([lambda: maker.workingloop(loader(4, 4, 4)), lambda: trainer.fit(3, 1)])
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert {span.name for span in read_trace(tmp_path / "trace-m.json")} >= {"generate", "reward", "sync"}
+    assert {span.name for span in read_trace(tmp_path / "trace-t.json")} >= {"sync"}
+    assert len((tmp_path / "samples" / "m.jsonl").read_text().splitlines()) == 2
+    assert "<html" in write_report(tmp_path).read_text()
+
+
+def test_pretraining_text_has_its_share_of_the_loss(make_maker, make_trainer, pipeline, loader):
+    """A text that the policy repeats becomes likely, although the reward says nothing about it."""
+    text = torch.tensor([[40, 41, 42, 43, 44, 45]])
+    lost = {}
+    for coef in (0.0, 0.9):
+        options = {"ptx_coef": coef, "ptx_loader_fn": lambda: [text]} if coef else {}
+        maker = make_maker("m", ["t"])
+        trainer = make_trainer("t", ["m"], train_batch_size=4, actor_lr=1e-2, **options)
+        reports = pipeline.run([lambda m=maker: m.workingloop(loader(*[4] * 12)), lambda t=trainer: t.fit(12, 1)])
+        with torch.no_grad():
+            found = token_logprobs(trainer.trainer.policy, text, torch.tensor([6]))["logprobs"]
+        lost[coef] = -float(found.sum()) / 5
+        assert ("ptx/loss" in reports[1].metrics[0]) == bool(coef)
+    assert lost[0.9] < 0.5 * lost[0.0]
+    with pytest.raises(ConfigError, match=r"found ptx_coef=0.5 and no ptx_loader_fn"):
+        make_trainer("t", ["m"], ptx_coef=0.5)
