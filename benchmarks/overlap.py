@@ -37,7 +37,9 @@ class SleepingMaker(ExperienceMaker):
     def workingloop(self, dataloader_fn: Any, num_epochs: int = 1, num_steps: int = 0) -> Any:
         """As ever, but with a sleep for generation."""
         seconds, *batches = dataloader_fn()
-        made = self.maker.make(self._unit(batches[0], 0).select(), at_least=-1)
+        unit = self._unit(batches[0], 0)
+        unit.meta_info = {"step": 0, "unit": 0}
+        made = self.maker.make(unit, at_least=0)
 
         def make(unit: DataProto, *, at_least: int, stop: Any) -> DataProto:
             self.maker._swap(at_least, stop=stop)  # pyright: ignore[reportPrivateUsage]

@@ -170,9 +170,7 @@ def memory(pusher: Any, takers: list[Any], pids: list[int]) -> int:
 
 def main(repeats: int) -> None:
     """The table."""
-    print(
-        "| makers | floor s | push and swap s | MB/s over all makers | push / floor | stand-still s | extra memory / model |"
-    )
+    print("| makers | floor s | push + swap s | MB/s in all | push / floor | stand-still s | extra memory / model |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for makers in (1, 2, 4):
         with cluster(None, [{"CPU": 2.0, "GPU": 0.0}]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors  # pyright: ignore[reportPrivateUsage]
+
+from hocket.errors import WorkerDied
 
 _BUCKET_BYTES = 32 << 20  # gradients travel in pieces, so that no second copy of the whole model is needed
 
@@ -26,16 +29,28 @@ class DDP:
     def gather(self, value: Any) -> list[Any]:
         """See Strategy."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        with self._together():
+            dist.all_gather_object(values, value)
         return values
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """See Strategy."""
         for bucket in _buckets([_gradient(parameter) for parameter in parameters]):
             flat = _flatten_dense_tensors(bucket)
-            dist.all_reduce(flat)
+            with self._together():
+                dist.all_reduce(flat)
             for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 gradient.copy_(summed)
+
+    @contextmanager
+    def _together(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except RuntimeError as error:  # what gloo and NCCL raise, in their own words
+            raise WorkerDied(
+                f"rank {self.rank} of {self.world_size} lost another rank of its trainer group, which died, failed or "
+                f"kept it waiting too long ({str(error).splitlines()[0]}); look for the first error of the others"
+            ) from error
 
     def close(self) -> None:
         """See Strategy."""

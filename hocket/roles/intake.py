@@ -84,6 +84,7 @@ class Intake:
         self._next_ticket = 0
         self._in_use = 0  # samples whose credit is out
         self._version = 0
+        self._first_version = 0
         self._per_version: int | None = None
         self._waiting = False
         self._ended: dict[str, str] = {}  # makers that send no more: why
@@ -101,6 +102,7 @@ class Intake:
         with self._changed:
             self.feeders.add(maker)
             self._ended.pop(maker, None)
+            self._acks = {key: ack for key, ack in self._acks.items() if key[0] != maker}  # its numbers begin anew
             self._changed.notify_all()
 
     def admit(self, maker: str, samples: int, *, multiple: int = 1) -> Grant:
@@ -178,10 +180,14 @@ class Intake:
         with self._changed:
             self.feeders |= set(makers)
 
-    def plan(self, samples_per_version: int) -> None:
-        """So many samples are trained between two versions; until it is known, bounded staleness admits none."""
+    def plan(self, samples_per_version: int, *, version: int = 0) -> None:
+        """From `version` on, so many samples are trained between two versions.
+
+        Until it is known, bounded staleness admits none.
+        """
         with self._changed:
             self._per_version = samples_per_version
+            self._first_version = self._version = version
             self._changed.notify_all()
 
     def advance(self, version: int) -> None:
@@ -222,6 +228,17 @@ class Intake:
             self._outstanding.clear()
             self._changed.notify_all()
             return left
+
+    def fresh(self) -> Intake:
+        """An empty one with the same settings."""
+        limit = None if self._limit is None else self._limit // self.batch_size
+        return Intake(
+            batch_size=self.batch_size,
+            limit=limit,
+            max_staleness=self._max_staleness,
+            whole_groups=self._whole_groups,
+            name=self.name,
+        )
 
     def clear(self) -> int:
         """Drop the samples that wait; returns how many. Their credits come back."""
@@ -278,7 +295,8 @@ class Intake:
                 f"which is no multiple of the {multiple} samples of one prompt; change train_batch_size or the group"
             )
         # cancelled tickets make their successors train earlier than planned, which is only fresher
-        allowed = (self._version + self._max_staleness + 1) * self._per_version - self._planned()
+        versions = self._version - self._first_version + self._max_staleness + 1
+        allowed = versions * self._per_version - self._planned()
         return samples if samples <= allowed else allowed // multiple * multiple
 
     def _planned(self) -> int:
@@ -289,7 +307,7 @@ class Intake:
         """The oldest version that the last of the granted samples may be made with."""
         if self._max_staleness is None or self._per_version is None:
             return 0
-        trained_at = (self._planned() - 1) // self._per_version
+        trained_at = self._first_version + (self._planned() - 1) // self._per_version
         return max(0, trained_at - self._max_staleness)
 
     def _cut(self, items: DataProto, reasons: Sequence[str | None], ticket: int, maker: str) -> list[_Parcel]:

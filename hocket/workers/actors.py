@@ -20,15 +20,18 @@ class ActorClass:
     subclassed and tested without Ray.
     """
 
-    def __init__(self, cls: type, groups: Mapping[str, int], options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, cls: type, groups: Mapping[str, int], options: Mapping[str, Any] | None = None, *, name: str | None = None
+    ) -> None:
         self.cls = cls
+        self.name = name or cls.__name__
         self.__doc__ = cls.__doc__
         self._groups = dict(groups)
         self._options = dict(options or {})
 
     def options(self, **options: Any) -> ActorClass:
         """The same class with these options of Ray set."""
-        return ActorClass(self.cls, self._groups, self._options | options)
+        return ActorClass(self.cls, self._groups, self._options | options, name=self.name)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start an actor and return its handle.
@@ -40,14 +43,14 @@ class ActorClass:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ConfigError(f"{self.cls.__name__}: {error}; it takes {', '.join(signature.parameters)}") from error
+            raise ConfigError(f"{self.name}: {error}; it takes {', '.join(signature.parameters)}") from error
         check = getattr(self.cls, "check_arguments", None)
         if check is not None:
             check(bound.arguments)
         options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0} | self._options
         if not ray.is_initialized():
             ray.init()
-        _demand_place(self.cls.__name__, options)
+        _demand_place(self.name, options)
         namespace = options.setdefault("namespace", own_namespace())
         if "namespace" in signature.parameters:
             kwargs.setdefault("namespace", namespace)

@@ -33,6 +33,7 @@ class DetachedTrainer(ABC):
     `buffer_limit` bounds what its makers may have outstanding, in batches; 0 is the default bound, None no bound.
     With `max_staleness`, no sample is trained more than so many versions after the weights that made it. `replay`
     says what is reshuffled in the epochs after the first: the order of the batches, or the rows over them.
+    `dataloader_pin_memory` is accepted and does nothing: there is no loader between the buffer and the step.
     """
 
     def __init__(
@@ -70,7 +71,6 @@ class DetachedTrainer(ABC):
         )
         self._maker_names = list(experience_maker_holder_name_list)
         self._connect = connect or connector(namespace, timeout)
-        self._pin = dataloader_pin_memory and torch.cuda.is_available()
         self._replay = replay
         self._shuffle = torch.Generator().manual_seed(seed)
         self._timeout = timeout
@@ -107,9 +107,14 @@ class DetachedTrainer(ABC):
         """Before the first step of `fit`: connect to the makers."""
         feeds = self._ask(self.update_target_holder_list(), "sends_to", self.name)
         self.buffer.expect([name for name, does in feeds.items() if does])
+        makers = ", ".join(self._maker_names) or "nobody"
+        _LOG.info("%s sends weights to %s; experience comes from %s", self.name, makers, self.buffer.unfinished())
 
     def _finish(self) -> None:  # noqa: B027  a subclass may need it
         """After the last step of `fit`."""
+
+    def _close(self) -> None:  # noqa: B027  a subclass may need it
+        """At the end of `fit`, however it ended."""
 
     # --- what makers call ----------------------------------------------------------------------------------
 
@@ -209,7 +214,9 @@ class DetachedTrainer(ABC):
         report = TrainerReport(self.name)
         why = "it failed"
         try:
-            self.buffer.plan(update_steps * self.buffer.batch_size)
+            if self.buffer.closed:  # by a fit before this one
+                self.buffer = self.buffer.fresh()
+            self.buffer.plan(update_steps * self.buffer.batch_size, version=self.version)
             notify(self.callbacks, "on_fit_start")
             self._begin()
             for episode in count():
@@ -232,6 +239,7 @@ class DetachedTrainer(ABC):
             why = report.ended_by
         finally:
             left = self.buffer.close(why)
+            self._close()
         report.version = self.version
         report.trained, report.refused = self.buffer.trained, self.buffer.refused
         report.accepted = self.buffer.accepted

@@ -71,7 +71,12 @@ class Wants:
 
 
 class ExperienceMaker(MakerWorker):
-    """See `ExperienceMakerHolder`, which is this class as a Ray actor."""
+    """See `ExperienceMakerHolder`, which is this class as a Ray actor.
+
+    `model_fn` returns (actor, critic, reward_model, initial_model): the critic may be None, the initial model too when
+    `kl_coef` is 0, and the reward model may be a function or a built-in name, which need the `tokenizer`. Experience is
+    always sent from the CPU's memory: `buffer_cpu_offload` is accepted and does nothing.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,6 @@ class ExperienceMaker(MakerWorker):
         self._trainers = list(detached_trainer_name_list)
         self._place = int((env_info or {}).get("rank", "0")), int((env_info or {}).get("world_size", "1"))
         self._wants_weights = sync_models_from_trainers
-        self._offload = buffer_cpu_offload
         self._kl_coef = _kl_coef(kl_coef, algorithm)
         self._group_size = group_size
         self._timeout = timeout
@@ -118,7 +122,9 @@ class ExperienceMaker(MakerWorker):
         grouped = algorithm is not None and algorithm.group_baseline
         self._callbacks = list(callbacks)
         self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
-        self._router = Router(self._trainers, route=route or ("groups" if grouped else "round_robin"))
+        self._route = route or ("groups" if grouped else "round_robin")
+        self._router = Router(self._trainers, route=self._route)
+        self._seen = 0  # batches of all loops: what is drawn for a prompt depends on its number
         strategy_fn().check_maker(self._place[1])
         seed += self._place[0]
         for set_seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -181,6 +187,7 @@ class ExperienceMaker(MakerWorker):
         """
         torch.set_num_threads(self._threads)
         report = MakerReport(self.name)
+        self._router = Router(self._trainers, route=self._route)
         for trainer in self._trainers:
             self._connect(trainer).call("join", self.name)
         _LOG.info("%s sends experience to %s", self.name, ", ".join(self._trainers))
@@ -190,10 +197,11 @@ class ExperienceMaker(MakerWorker):
             notify(self._callbacks, "on_loop_start")
             for batch in batches(dataloader_fn, self._place, num_epochs=num_epochs, num_steps=num_steps):
                 notify(self._callbacks, "on_batch_start")
-                if not self._work(self._unit(batch, report.batches), outbox, report):
+                if not self._work(self._unit(batch, self._seen), outbox, report):
                     report.ended_by = "all its trainers have ended"
                     break
                 report.batches += 1
+                self._seen += 1
                 if self._record is not None:
                     self._record.role(self.maker.report())
                 notify(self._callbacks, "on_batch_end")
@@ -435,4 +443,4 @@ def _item(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-ExperienceMakerHolder = ActorClass(ExperienceMaker, MAKER_GROUPS)
+ExperienceMakerHolder = ActorClass(ExperienceMaker, MAKER_GROUPS, name="ExperienceMakerHolder")

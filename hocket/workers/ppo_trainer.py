@@ -102,7 +102,8 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
             )
         rank = self.strategy.rank, self.strategy.world_size
         self._pretraining = Pretraining(ptx_coef, _pretraining(ptx_loader_fn, rank)) if ptx_loader_fn else None
-        self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
+        leads = self.strategy.rank == 0
+        self._record = RunRecord(run_dir, self.name) if run_dir is not None and leads else None
         self._temperature = temperature
         self._settings = settings
         self._threads = threads
@@ -146,7 +147,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
     def training_step(self, experience: Experience) -> dict[str, float]:
         """One optimizer step of each model on a prepared batch."""
         metrics = self.trainer.learn(experience, step=self.version)
-        if self._record is not None and self.strategy.rank == 0:
+        if self._record is not None:
             self._record.step(metrics, self.trainer.report())
         return metrics
 
@@ -191,7 +192,9 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
 
     def _finish(self) -> None:
         self._courier.flush(self._timeout)
-        if self._record is not None and self.strategy.rank == 0:
+
+    def _close(self) -> None:
+        if self._record is not None:
             self._record.close(self.trainer.report())
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
@@ -302,4 +305,4 @@ def _say(text: str) -> None:
     logging.getLogger("hocket").info(text)
 
 
-DetachedPPOTrainer = ActorClass(PPOTrainer, TRAINER_GROUPS)
+DetachedPPOTrainer = ActorClass(PPOTrainer, TRAINER_GROUPS, name="DetachedPPOTrainer")

@@ -18,7 +18,7 @@ class RunRecord:
         self._folder = Path(folder)
         self._name = name
         (self._folder / "samples").mkdir(parents=True, exist_ok=True)
-        self._trace = TraceFile(self._folder / f"trace-{name}.json")
+        self._trace: TraceFile | None = None
         self._metrics: MetricsWriter | None = None
         self._steps = 0
 
@@ -32,6 +32,8 @@ class RunRecord:
 
     def role(self, report: Report) -> None:
         """What a role has to tell: spans and samples."""
+        if self._trace is None:
+            self._trace = TraceFile(self._folder / f"trace-{self._name}.json")
         self._trace.add(report.spans)
         if report.samples:
             with (self._folder / "samples" / f"{self._name}.jsonl").open("a", encoding="utf-8") as file:
@@ -40,6 +42,7 @@ class RunRecord:
     def close(self, report: Report) -> None:
         """The loop has ended."""
         self.role(report)
-        self._trace.close()
-        if self._metrics is not None:
-            self._metrics.close()
+        for file in (self._trace, self._metrics):
+            if file is not None:
+                file.close()
+        self._trace = self._metrics = None

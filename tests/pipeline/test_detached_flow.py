@@ -226,7 +226,7 @@ def test_weights_that_do_not_fit_are_named_on_both_sides(connected, start):
 
 def test_what_cannot_be_is_refused_before_anything_starts(connected, start):
     folder, _ = start
-    with pytest.raises(PlacementError, match=r"ExperienceMaker asks for {'CPU': 1, 'GPU': 1}, and no node"):
+    with pytest.raises(PlacementError, match=r"ExperienceMakerHolder asks for {'CPU': 1, 'GPU': 1}, and no node"):
         ExperienceMakerHolder.options(num_gpus=1).remote(["t"], lambda: None, lambda: None)
     with pytest.raises(ConfigError, match="has no option 'temprature'; did you mean 'temperature'"):
         make_maker(0, [0], folder, temprature=1.0)

@@ -222,3 +222,16 @@ def test_pretraining_text_has_its_share_of_the_loss(make_maker, make_trainer, pi
     assert lost[0.9] < 0.5 * lost[0.0]
     with pytest.raises(ConfigError, match=r"found ptx_coef=0.5 and no ptx_loader_fn"):
         make_trainer("t", ["m"], ptx_coef=0.5)
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+def test_loops_may_be_run_again(make_maker, make_trainer, pipeline, loader, bound):
+    """The second time goes on with the weights and the version of the first."""
+    maker = make_maker("m", ["t"], sync_models_from_trainers=True)
+    trainer = make_trainer("t", ["m"], train_batch_size=4, max_staleness=bound)
+    for round in (1, 2):
+        reports = pipeline.run([lambda: maker.workingloop(loader(4, 4, 4)), lambda: trainer.fit(3, 1)])
+        assert balance(reports)["trained"] == 12
+        assert (reports[1].steps, reports[1].version) == (3, 3 * round)
+        if bound == 0:
+            assert {step["staleness/max"] for step in reports[1].metrics} == {0}
