@@ -30,6 +30,8 @@ from hocket.workers.experience_maker import ExperienceMaker
 from hocket.workers.maker_worker import MAKER_GROUPS
 from hocket.workers.ppo_trainer import PPOTrainer
 
+PAUSE = 2.0  # seconds, as between two training steps: Ray gives memory back once a second, and fresh pages cost
+WARM = 6  # pushes until the store's pages are there
 SMOL = {"model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
 SMOL |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
 
@@ -79,11 +81,11 @@ def floor(data: Any, takers: list[Any]) -> float:
 
 
 class Memory:
-    """The most that this machine's processes of ours and the shared memory held more than at the start."""
+    """The most that the processes held more than at the start, and the shared memory more than when it was `empty`."""
 
-    def __init__(self, pids: list[int]) -> None:
+    def __init__(self, pids: list[int], empty: int) -> None:
         self._processes = [psutil.Process(pid) for pid in pids]
-        self._start = self._now()
+        self._start = self._now() - psutil.virtual_memory().shared + empty
         self.most = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -131,41 +133,33 @@ def measure(makers: int, repeats: int) -> str:
             algorithm=GRPO(),
         )
     )
+    ray.get([actor.ping.remote() for actor in (*takers, pusher)])
+    empty = psutil.virtual_memory().shared
     ray.get(pusher.sync_models_to_remote_makers.remote())
-    swaps = ray.get([taker.swap.remote() for taker in takers])
-    size = 538_060_032
-    data = np.random.default_rng(0).integers(0, 255, size, np.uint8)
-    plain = [Plain.options(num_cpus=0).remote(size) for _ in takers]
-    floor(data, plain)
-    floors, ours, stopped = [], [], []
-    for _ in range(repeats):
-        floors.append(floor(data, plain))
-        seconds, still = ray.get(pusher.push.remote())
-        swaps = ray.get([taker.swap.remote() for taker in takers])
-        ours.append(seconds + max(swaps))
-        stopped.append(still + max(swaps))
-    for one in plain:
-        ray.kill(one)
-    del data
-    time.sleep(2)
+    time.sleep(PAUSE)
     pids = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in (*takers, pusher)])
-    most = memory(pusher, takers, pids)
+    ours, stopped, floors = [], [], []
+    with Memory(pids, empty) as watch:
+        for _ in range(WARM + repeats):
+            time.sleep(PAUSE)
+            seconds, still = ray.get(pusher.push.remote())
+            swaps = ray.get([taker.swap.remote() for taker in takers])
+            ours.append(seconds + max(swaps))
+            stopped.append(still + max(swaps))
     for actor in (*takers, pusher):
         ray.kill(actor)
+    size = sum(p.nbytes for p in get_actor_from_args("llama", config=SMOL).parameters())
+    data = np.random.default_rng(0).integers(0, 255, size, np.uint8)
+    plain = [Plain.options(num_cpus=0).remote(size) for _ in takers]
+    for _ in range(WARM + repeats):
+        time.sleep(PAUSE)
+        floors.append(floor(data, plain))
+    ours, stopped, floors = ours[WARM:], stopped[WARM:], floors[WARM:]
     seconds, least = statistics.median(ours), statistics.median(floors)
     return (
         f"| {makers} | {least:.3f} | {seconds:.3f} | {size * makers / seconds / 1e6:.0f} | {seconds / least:.2f} | "
-        f"{statistics.median(stopped):.3f} | {most / size:.2f} |"
+        f"{statistics.median(stopped):.3f} | {watch.most / size:.2f} |"
     )
-
-
-def memory(pusher: Any, takers: list[Any], pids: list[int]) -> int:
-    """Bytes beyond the models themselves: the snapshot's buffer, which stays, and what a push adds to it."""
-    kept = ray.get(pusher.__ray_call__.remote(lambda self: self.trainer._publisher._buffer.nbytes))
-    with Memory(pids) as watch:
-        ray.get(pusher.push.remote())
-        ray.get([taker.swap.remote() for taker in takers])
-    return kept + watch.most
 
 
 def main(repeats: int) -> None:

@@ -30,6 +30,7 @@ from hocket.models.load import CHARS, check_room, load_tokenizer, named_position
 from hocket.parallel.strategy import NAMES, OLD_NAMES
 from hocket.rewards.adapters import Reward, load_reward
 from hocket.run.cluster import cluster
+from hocket.waiting import Waiter
 from hocket.workers import (
     DetachedPPOTrainer,
     ExperienceMakerHolder,
@@ -58,17 +59,19 @@ def main(args: argparse.Namespace) -> None:
     table = read_prompts(args.prompt_path, prompt_key="prompt") if args.prompt_path else None
     loader_fn = prompts(args, table, tokenizer)
     maker_models, trainer_models = models(args, rule(args, table), vocabulary=len(tokenizer))
+    print(table.notice if table else f"prompts: {DUMMY_TOKENS} random token ids each")
     feeds, serves = edges(args.num_makers, args.num_trainers)
     total_steps = plan(args, feeds, serves)
     bundles = [{"CPU": 1.0, "GPU": 0.0}] * (args.num_makers + args.num_trainers)
     with cluster(args.address, bundles) as where:
         print(where, flush=True)
         makers, trainers = set_up_makers(args, feeds, maker_models), set_up_trainers(args, serves, trainer_models)
-        ray.get([actor.ping.remote() for actor in [*makers, *trainers]])  # so that the clock runs for their work alone
+        there = [actor.ping.remote() for actor in [*makers, *trainers]]
+        Waiter(timeout=600).gather(there, who=[*feeds, *serves], what="start")
         began = time.monotonic()
         loops = [maker.workingloop.remote(loader_fn, num_steps=args.experience_steps) for maker in makers]
         fits = [trainer.fit.remote(total_steps, args.update_steps, args.train_epochs) for trainer in trainers]
-        made, trained = ray.get(loops), ray.get(fits)
+        trained, made = ray.get(fits), ray.get(loops)  # where a trainer fails, the makers only say that it is gone
         report(made, trained, seconds=time.monotonic() - began, debug=args.debug)
         if args.save_path:
             ray.get(trainers[0].strategy_save_actor.remote(args.save_path))
@@ -171,6 +174,7 @@ def set_up_makers(args: argparse.Namespace, feeds: Edges, model_fn: Callable[[],
             model_fn=model_fn,
             env_info=info,
             sync_models_from_trainers=True,
+            kl_coef=args.kl_coef,
             debug=args.debug,
             tokenizer=args.pretrain or CHARS,
             seed=args.seed,

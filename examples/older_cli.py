@@ -32,6 +32,7 @@ def parser(description: str | None) -> Parser:
     made.add_argument("--pretrain", help="folder or id of that architecture; without it, a tiny fresh model")
     made.add_argument("--experience_batch_size", type=positive, default=8, help="prompts that one process asks at once")
     made.add_argument("--max_new_tokens", type=positive, default=16, help="longest answer, in tokens")
+    made.add_argument("--kl_coef", type=float, default=0.1, help="penalty per token for leaving the initial model")
     made.add_argument("--actor_lr", type=float, default=1e-4)
     made.add_argument("--critic_lr", type=float, default=5e-4)
     made.add_argument("--reward", help="exact, digits, number, or file.py; without it, a random reward model")

@@ -184,7 +184,6 @@ class Actor(Learner):
         super().__init__(blueprint, load_causal_lm(blueprint.spec()), **options)
         self.tokenizer = load_tokenizer(blueprint.config.model.tokenizer, model=blueprint.model)
         self.engine = NativeEngine(self.model, stop_ids=blueprint.stop_ids, pad_id=pad_token_id(self.tokenizer))
-        self.model.requires_grad_(True)  # which the engine has turned off
         self.sampling = Sampling(blueprint.config.rollout.max_new_tokens, self.temperature)
 
     @register(SHARED, blocking=False)
@@ -336,7 +335,6 @@ def options() -> argparse.ArgumentParser:
     for role in ROLES:
         made.add_argument(f"--num_{role}_nodes", type=positive, default=1)
     made.add_argument("--num_gpus_per_node", type=int, default=0, help="0: a process on a CPU for each node")
-    made.add_argument("--kl_coef", type=float, default=0.1, help="of the penalty per token against the initial model")
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hocket.data.schema import positions
 from hocket.errors import WeightSyncError
 
+Frozen = TypeVar("Frozen", bound=nn.Module)
 WeightLoader = Callable[[Any, Mapping[str, Tensor]], None]
 
 
@@ -61,6 +62,15 @@ def named_weights(module: nn.Module) -> dict[str, Tensor]:
     saved = module.state_dict()
     weights |= {name: b for name, b in module.named_buffers() if name in saved}
     return weights
+
+
+def frozen(model: Frozen) -> Frozen:
+    """The model, in evaluation mode and without gradients, as every maker holds its models.
+
+    Not only to save memory: torch folds a one-row product differently for weights that want gradients, even where none
+    are recorded, and then the last bits of a log-prob differ.
+    """
+    return model.eval().requires_grad_(False)
 
 
 def demand_fit(own: Mapping[str, Sequence[int]], sent: Mapping[str, Sequence[int]], *, what: str, model: str) -> None:

@@ -170,6 +170,8 @@ def load_reward(spec: str | Callable[..., Any]) -> Reward:
     A file without a function name gives the first of `FUNCTION_NAMES` that it has. Raises `ConfigError` when
     there is no such file, module or function, when the file raises, or when the signature fits no style.
     """
+    if isinstance(spec, Reward):
+        return spec
     if not isinstance(spec, str):
         return Reward(spec)
     if spec in BUILTIN:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hocket.data.proto import DataProto
 from hocket.models.load import ModelSpec, load_scalar_model, load_tokenizer
+from hocket.models.policy import frozen
 from hocket.models.scalar import sequence_scores
 from hocket.rewards.adapters import Row, Scores
 
@@ -55,7 +56,7 @@ class TokenReward:
     """Scores with a reward model that shares the policy's vocabulary: it reads the token ids as they were sampled."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model.eval().requires_grad_(False)
+        self._model = frozen(model)
 
     @torch.no_grad()
     def __call__(self, rollouts: DataProto) -> Scores:

@@ -11,6 +11,7 @@ import torch
 from hocket.algorithms.presets import Algorithm
 from hocket.config import RunConfig
 from hocket.models.load import ModelSpec, load_causal_lm, load_scalar_model, load_tokenizer, pad_token_id
+from hocket.models.policy import frozen
 from hocket.parallel.strategy import Strategy
 from hocket.rewards.adapters import Reward
 from hocket.rewards.model import ModelReward
@@ -69,7 +70,7 @@ def build_maker(blueprint: Blueprint, transport: Transport, *, index: int = 0, d
     config, tokenizer = blueprint.config, load_tokenizer(blueprint.config.model.tokenizer, model=blueprint.model)
     rollout, spec = config.rollout, blueprint.spec(dtype=config.model.dtype)
     engine = NativeEngine(
-        load_causal_lm(spec, device=device), stop_ids=blueprint.stop_ids, pad_id=pad_token_id(tokenizer)
+        frozen(load_causal_lm(spec, device=device)), stop_ids=blueprint.stop_ids, pad_id=pad_token_id(tokenizer)
     )
     reward = blueprint.reward
     return Maker(

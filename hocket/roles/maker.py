@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hocket.data.chat import prompt_text
 from hocket.data.proto import DataProto
 from hocket.data.schema import EXPERIENCE, check
-from hocket.models.policy import copy_weights, token_logprobs, wanted_shapes
+from hocket.models.policy import copy_weights, frozen, token_logprobs, wanted_shapes
 from hocket.models.scalar import state_values
 from hocket.observe.trace import Span, Tracer
 from hocket.rewards.adapters import Reward
@@ -70,8 +70,8 @@ class Maker:
         self._group_size = group_size
         self._seed = seed
         self._transport = transport
-        self._reference = reference and reference.eval().requires_grad_(False)
-        self._critic = critic and critic.eval().requires_grad_(False)
+        self._reference = frozen(reference) if reference is not None else None
+        self._critic = frozen(critic) if critic is not None else None
         self._threads = threads
         self._swap_timeout = swap_timeout
         self.receiver = Receiver(self._expects(), name=name, arbitrate=arbitrate)

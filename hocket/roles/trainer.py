@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -134,26 +134,12 @@ class Trainer:
         self._algorithm = algorithm
 
     def publish(self, version: int) -> tuple[Manifest, list[Any]]:
-        """Snapshot the policy, and a critic that makers share, as `version`: what a maker's `receive` takes."""
-        return self.snapshot(version)()
-
-    def snapshot(self, version: int) -> Callable[[], tuple[Manifest, list[Any]]]:
-        """`publish` in two parts: a copy now, and the rest when the result is called, while training goes on.
-
-        The result must have been called before the next snapshot.
-        """
+        """Send the policy, and a critic that makers share, as `version`; returns what a maker's `receive` takes."""
         with self.tracer.span("sync", version=version):
             weights = named_weights(self.policy)
             if self.critic_travels and self.critic is not None:
                 weights |= {CRITIC + name: tensor for name, tensor in named_weights(self.critic).items()}
-            describe = self._publisher.copy(weights, version)
-
-        def announce() -> tuple[Manifest, list[Any]]:
-            self._transport.clear()  # the last version's chunks, before there are new ones
-            manifest, chunks = describe()
-            return manifest, self._transport.send(chunks)
-
-        return announce
+            return self._publisher.send(weights, version, self._transport)
 
     def save(self, folder: str) -> None:
         """Write `folder`/hf and, with a critic, `folder`/critic, each loadable by transformers as it is."""

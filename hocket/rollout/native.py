@@ -24,9 +24,7 @@ class NativeEngine:
     rows that have ended leave the batch."""
 
     def __init__(self, model: PreTrainedModel, *, stop_ids: Sequence[int], pad_id: int) -> None:
-        # not only to save memory: torch folds a one-row product differently for weights that want gradients, and the
-        # last bits differ
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.eval()
         self.version = 0
         self._stop = torch.tensor(sorted(stop_ids))
         self._pad_id = pad_id

@@ -14,16 +14,26 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-Chunk = NDArray[np.uint8]
 Key = tuple[str, int]  # sender and version
 
-# A view at an odd offset changes the bits of a matrix product, so that tensors start at multiples of this.
-ALIGNMENT = 64
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive bytes of a version: one piece for each tensor that has bytes in it, of at most `len` in all."""
+
+    parts: tuple[NDArray[np.uint8], ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def copy(self) -> Chunk:
+        """The same bytes in memory of their own."""
+        return Chunk(tuple(part.copy() for part in self.parts))
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor: dtype as torch names it, `offset` and `nbytes` in the bytes of all chunks laid end to end."""
+    """One tensor: dtype as torch names it, `offset` and `nbytes` in the bytes of all tensors laid end to end."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,18 +63,38 @@ def layout(weights: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     specs: list[TensorSpec] = []
     end = 0
     for name, tensor in weights.items():
-        offset = -(-end // ALIGNMENT) * ALIGNMENT
-        end = offset + tensor.numel() * tensor.element_size()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        specs.append(TensorSpec(name, tuple(tensor.shape), dtype, offset, end - offset))
+        size = tensor.numel() * tensor.element_size()
+        specs.append(TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), end, size))
+        end += size
     return tuple(specs)
+
+
+def places(tensors: Sequence[TensorSpec], size: int) -> list[list[tuple[int, slice]]]:
+    """The parts of each chunk of `size` bytes, the last maybe shorter: a tensor's number, and which of its bytes."""
+    chunks: list[list[tuple[int, slice]]] = []
+    for number, spec in enumerate(tensors):
+        at = spec.offset
+        while at < spec.offset + spec.nbytes:
+            stop = min(spec.offset + spec.nbytes, (at // size + 1) * size)
+            chunks += [[] for _ in range(at // size + 1 - len(chunks))]
+            chunks[-1].append((number, slice(at - spec.offset, stop - spec.offset)))
+            at = stop
+    return chunks
+
+
+def cut(weights: Mapping[str, Tensor], size: int) -> list[Chunk]:
+    """Chunks of `size` bytes, whose parts are views of the weights where those lie in main memory: send or copy them
+    before the weights change."""
+    flat = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in weights.values()]
+    return [Chunk(tuple(flat[i][part] for i, part in parts)) for parts in places(layout(weights), size)]
 
 
 def digest(tensors: Sequence[TensorSpec], chunks: Sequence[Chunk]) -> str:
     """Hash of names, shapes, dtypes and bytes."""
     hasher = xxhash.xxh3_128(repr([(t.name, t.shape, t.dtype) for t in tensors]).encode())
     for chunk in chunks:
-        hasher.update(cast(Any, chunk))
+        for part in chunk.parts:
+            hasher.update(cast(Any, part))
     return hasher.hexdigest()
 
 
@@ -80,23 +110,18 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
 
 def unpack(manifest: Manifest, chunks: Sequence[Chunk]) -> Iterator[tuple[str, Tensor]]:
     """Each tensor by name. A tensor inside one chunk is a view of it: copy, never keep or change it."""
-    ends = np.cumsum(manifest.chunks)
-    for spec in manifest.tensors:
+    parts: dict[int, list[NDArray[np.uint8]]] = {}
+    for chunk, inside in zip(chunks, places(manifest.tensors, max(manifest.chunks, default=1)), strict=True):
+        for (number, _), part in zip(inside, chunk.parts, strict=True):
+            parts.setdefault(number, []).append(part)
+    for number, spec in enumerate(manifest.tensors):
         dtype = getattr(torch, spec.dtype)
-        if spec.nbytes == 0:  # torch cannot view no bytes as another dtype
+        pieces = parts.get(number)
+        if pieces is None:  # torch cannot view no bytes as another dtype
             yield spec.name, torch.empty(spec.shape, dtype=dtype)
             continue
-        flat = _slice(chunks, ends, spec.offset, spec.offset + spec.nbytes)
+        data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        with warnings.catch_warnings():  # torch warns of read-only memory; nobody writes to it
+            warnings.simplefilter("ignore", UserWarning)
+            flat = torch.from_numpy(data)
         yield spec.name, flat.view(dtype).reshape(spec.shape)
-
-
-def _slice(chunks: Sequence[Chunk], ends: NDArray[np.int64], start: int, stop: int) -> Tensor:
-    first, last = (int(np.searchsorted(ends, at, "right")) for at in (start, stop - 1))
-    parts: list[Chunk] = []
-    for i in range(first, last + 1):
-        base = int(ends[i]) - len(chunks[i])
-        parts.append(chunks[i][max(start - base, 0) : stop - base])
-    data = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    with warnings.catch_warnings():  # torch warns of read-only memory; nobody writes to it
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(data)

@@ -12,11 +12,11 @@ from hocket.weights.manifest import Manifest
 from hocket.workers.peers import Peer
 
 _LOG = logging.getLogger("hocket")
-Announce = Callable[[], tuple[Manifest, list[Any]]]
+Message = tuple[Manifest, list[Any]]
 
 
 class Courier:
-    """Puts a snapshot out once and tells every maker to fetch it, each in a thread of its own.
+    """Tells every maker to fetch what was put out once for all of them, each in a thread of its own.
 
     So a slow maker delays nobody; a newer version takes the place of one that a maker has not fetched yet. A maker
     that died is passed over from then on; any other refusal is raised by the next `push` or `flush`.
@@ -24,8 +24,7 @@ class Courier:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._newest: tuple[int, Any] | None = None
-        self._preparing: threading.Thread | None = None
+        self._newest: tuple[int, Message] | None = None
         self._errors: list[BaseException] = []
         self.version = -1
         self.delivered: dict[str, int] = {}
@@ -37,20 +36,19 @@ class Courier:
             self.delivered[maker.name] = -1
             threading.Thread(target=self._serve, args=(maker,), name=f"to {maker.name}", daemon=True).start()
 
-    def push(self, version: int, snapshot: Callable[[], Announce]) -> None:
-        """Take the snapshot now, once the last one is put out; everything after that happens in the background."""
-        if self._preparing is not None:
-            self._preparing.join()  # the snapshot's buffer is free again
+    def push(self, version: int, publish: Callable[[], Message]) -> None:
+        """Put the weights out now, unless nobody wants them; makers fetch them in the background."""
         self._raise()
         self.version = version
         if self.makers:
-            self._preparing = threading.Thread(target=self._prepare, args=(version, snapshot()), daemon=True)
-            self._preparing.start()
+            self._newest = None  # its chunks go, before there are new ones
+            message = publish()
+            with self._changed:
+                self._newest = (version, message)
+                self._changed.notify_all()
 
     def flush(self, timeout: float) -> None:
         """Wait until every maker has the newest version. Raises what one refused it with, WorkerDied in the end."""
-        if self._preparing is not None:
-            self._preparing.join()
         with self._changed:
             done = self._changed.wait_for(lambda: bool(self._errors) or not self._late(), timeout)
             late = self._late()
@@ -66,15 +64,6 @@ class Courier:
     def _late(self) -> list[str]:
         newest = self._newest[0] if self._newest else -1
         return [name for name in self.makers if self.delivered[name] < newest]
-
-    def _prepare(self, version: int, announce: Announce) -> None:
-        try:
-            message = announce()
-            with self._changed:
-                self._newest = (version, message)
-                self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001  raised in the trainer's own thread
-            self._fail(error)
 
     def _serve(self, maker: Peer) -> None:
         while True:

@@ -22,6 +22,7 @@ from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, check
 from hocket.errors import ConfigError, WorkerDied
 from hocket.models.load import load_tokenizer
+from hocket.models.policy import frozen
 from hocket.rewards.adapters import load_reward
 from hocket.rewards.model import TokenReward
 from hocket.roles.intake import Grant
@@ -384,7 +385,7 @@ class ExperienceMaker(MakerWorker):
             transport = ObjectStore()
         self._source: str | None = None
         return Maker(
-            NativeEngine(actor, stop_ids=stop_ids, pad_id=pad or 0),
+            NativeEngine(frozen(actor), stop_ids=stop_ids, pad_id=pad or 0),
             tokenizer,
             TokenReward(cast(Any, reward)) if isinstance(reward, nn.Module) else load_reward(reward),
             sampling=Sampling(

@@ -28,7 +28,7 @@ from hocket.workers.evaluators import TrainerPerformanceEvaluator
 from hocket.workers.factories import get_model_numel
 from hocket.workers.loaders import batches, right_padded, token_ids
 from hocket.workers.meeting import meet
-from hocket.workers.naming import actor_name
+from hocket.workers.naming import actor_name, speak
 from hocket.workers.peers import Connect
 from hocket.workers.record import RunRecord
 from hocket.workers.strategies import StrategyChoice
@@ -86,6 +86,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         if algorithm is not None and (eps_clip, value_clip) != (0.2, 0.4):
             raise ConfigError("found eps_clip or value_clip beside algorithm=; set the clips of the algorithm itself")
         self.name = name or actor_name("trainer")
+        speak()
         torch.set_num_threads(threads)
         if env_info is not None:
             meet(env_info, namespace=namespace, timeout=timeout)
@@ -205,8 +206,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         if fully_update:
             self._serve(self._maker_names)
         if self._courier.version < self.version:
-            version = self.version
-            self._courier.push(version, lambda: self.trainer.snapshot(version))
+            self._courier.push(self.version, lambda: self.trainer.publish(self.version))
         if fully_update:
             self._courier.flush(self._timeout)
 

@@ -10,14 +10,16 @@ from hocket.errors import WeightSyncError
 from hocket.models.policy import copy_weights, named_weights, register_weight_loader, wanted_shapes
 from hocket.weights.publisher import Publisher
 from hocket.weights.receiver import Receiver
+from hocket.weights.transport import InProcess
 
 
 def arrive(source, target, chunk_bytes):
-    manifest, chunks = Publisher("trainer_0", chunk_bytes=chunk_bytes).snapshot(named_weights(source), 1)
+    transport = InProcess()
+    manifest, handles = Publisher("trainer_0", chunk_bytes=chunk_bytes).send(named_weights(source), 1, transport)
     receiver = Receiver(wanted_shapes(target), name="maker_0")
     receiver.begin(manifest)
-    for i in reversed(range(len(chunks))):
-        receiver.chunk(manifest.key, i, chunks[i].copy())
+    for i in reversed(range(len(handles))):
+        receiver.chunk(manifest.key, i, transport.fetch(handles[i], timeout=1))
     receiver.commit(manifest.key)
     with torch.no_grad():
         receiver.swap(
