@@ -40,6 +40,8 @@ bench: setup-llm  ## the measurements behind benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/dispatch.py --make-verl .cache/verl --memory
 	$(BIN)/python benchmarks/group_start.py --make-verl .cache/verl
 	$(BIN)/python benchmarks/colocation.py
+	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/weight_push.py
 
 clean:  ## remove environments, caches and runs
 	rm -rf $(VENV) .cache runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -24,6 +24,7 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="experience_io", daemon=True)
         self._seq: Counter[str] = Counter()
         self._error: BaseException | None = None
+        self._stopped = False
         self.sent: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.left: Counter[str] = Counter()
@@ -37,10 +38,15 @@ class Outbox:
 
     def close(self) -> None:
         """Wait until everything is answered. Raises what a message failed with."""
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
+        self.stop()
+        self._thread.join()
         self._raise()
+
+    def stop(self) -> None:
+        """Let the thread end once the queue is empty; a second call does nothing."""
+        if not self._stopped:
+            self._stopped = True
+            self._queue.put(None)
 
     def _raise(self) -> None:
         if self._error is not None:

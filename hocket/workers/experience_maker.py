@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import random
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,7 +22,6 @@ from hocket.models.load import load_tokenizer
 from hocket.models.policy import frozen
 from hocket.rewards.adapters import load_reward
 from hocket.rewards.model import TokenReward
-from hocket.roles.intake import Grant
 from hocket.roles.maker import Maker
 from hocket.roles.outbox import Outbox
 from hocket.roles.routing import Router
@@ -35,32 +31,19 @@ from hocket.single_controller.decorator import concurrency
 from hocket.weights.transport import Transport
 from hocket.workers.actors import ActorClass
 from hocket.workers.callbacks import MakerCallback, notify
+from hocket.workers.credits import Credits
 from hocket.workers.evaluators import ExperienceMakerPerformanceEvaluator
 from hocket.workers.factories import get_model_numel
+from hocket.workers.generation import generation_settings
 from hocket.workers.loaders import batches, right_padded, token_ids
 from hocket.workers.maker_worker import MAKER_GROUPS, MakerWorker
-from hocket.workers.naming import Patience, actor_name, connector, speak
+from hocket.workers.naming import actor_name, connector, speak
 from hocket.workers.peers import Connect
 from hocket.workers.record import RunRecord
 from hocket.workers.reports import MakerReport
 from hocket.workers.strategies import StrategyChoice
 
 _LOG = logging.getLogger("hocket")
-_GENERATION = {  # what may be asked of generation, with its default
-    "max_new_tokens": 128,
-    "max_length": None,
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "do_sample": True,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "use_cache": True,
-    "num_beams": 1,
-    "early_stopping": True,
-}
-_FIXED = {"use_cache": True, "num_beams": 1}
-_PATIENCE = 0.2  # seconds that a full trainer is waited for while another one has nothing to do
 
 
 @dataclass(frozen=True)
@@ -124,13 +107,13 @@ class ExperienceMaker(MakerWorker):
         self._callbacks = list(callbacks)
         self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
         self._route = route or ("groups" if grouped else "round_robin")
-        self._router = Router(self._trainers, route=self._route)
+        Router(self._trainers, route=self._route)  # an unknown route is an error now
         self._seen = 0  # batches of all loops: what is drawn for a prompt depends on its number
         strategy_fn().check_maker(self._place[1])
         seed += self._place[0]
         for set_seed in (random.seed, np.random.seed, torch.manual_seed):
             set_seed(seed)
-        settings = _generation(generate_kwargs)
+        settings = generation_settings(generate_kwargs, others=())
 
         def build() -> Maker:
             torch.set_num_threads(threads)
@@ -154,7 +137,8 @@ class ExperienceMaker(MakerWorker):
         """What can be found wrong before an actor starts; see ActorClass.remote."""
         if not arguments["detached_trainer_name_list"]:
             raise ConfigError("detached_trainer_name_list is empty; name the trainers that get the experience")
-        _generation(arguments.get("generate_kwargs", {}))
+        others = inspect.signature(cls.__init__).parameters
+        generation_settings(arguments.get("generate_kwargs", {}), others=others)
 
     # --- what others call ----------------------------------------------------------------------------------
 
@@ -188,7 +172,8 @@ class ExperienceMaker(MakerWorker):
         """
         torch.set_num_threads(self._threads)
         report = MakerReport(self.name)
-        self._router = Router(self._trainers, route=self._route)
+        router = Router(self._trainers, route=self._route)
+        credits = Credits(self.name, router, self._connect, group_size=self._group_size, timeout=self._timeout)
         for trainer in self._trainers:
             self._connect(trainer).call("join", self.name)
         _LOG.info("%s sends experience to %s", self.name, ", ".join(self._trainers))
@@ -198,7 +183,7 @@ class ExperienceMaker(MakerWorker):
             notify(self._callbacks, "on_loop_start")
             for batch in batches(dataloader_fn, self._place, num_epochs=num_epochs, num_steps=num_steps):
                 notify(self._callbacks, "on_batch_start")
-                if not self._work(self._unit(batch, self._seen), outbox, report):
+                if not self._work(self._unit(batch, self._seen), credits, outbox, report):
                     report.ended_by = "all its trainers have ended"
                     break
                 report.batches += 1
@@ -210,6 +195,7 @@ class ExperienceMaker(MakerWorker):
             notify(self._callbacks, "on_loop_end")
             why = report.ended_by
         finally:
+            outbox.stop()
             self._end(why)
             if self._record is not None:
                 self._record.close(self.maker.report())
@@ -218,106 +204,25 @@ class ExperienceMaker(MakerWorker):
 
     # --- one batch -----------------------------------------------------------------------------------------
 
-    def _work(self, unit: DataProto, outbox: Outbox, report: MakerReport) -> bool:
+    def _work(self, unit: DataProto, credits: Credits, outbox: Outbox, report: MakerReport) -> bool:
         """Make and send one batch, in parts when the trainers admit only parts; False when all have ended."""
         while len(unit):
-            admitted = self._admitted(len(unit), outbox)
-            if admitted is None:
+            if (admitted := credits.get(len(unit), lost=outbox.lost)) is None:
                 return False
-            prompts, deal, grants = admitted
-            part, unit = unit[:prompts], unit[prompts:]
+            part, unit = unit[: admitted.prompts], unit[admitted.prompts :]
             shown = 2 if self._record is not None and report.batches % 10 == 0 else 0
             part.meta_info |= {"step": report.batches, "unit": 0, "samples": shown}
             notify(self._callbacks, "on_make_experience_start")
-            at_least = max(grant.at_least for grant in grants.values())
-            made = self.maker.make(part, at_least=at_least, stop=self._demand_source)
+            made = self.maker.make(part, at_least=admitted.at_least, stop=self._demand_source)
             report.made += len(made)
             made.meta_info["kl_coef"] = self._kl_coef
             notify(self._callbacks, "on_make_experience_end", Experience.of(made))
             notify(self._callbacks, "on_send_start")
-            for trainer, grant in grants.items():
-                rows = [row for row, target in enumerate(deal) if target == trainer]
+            for trainer, grant in admitted.grants.items():
+                rows = [row for row, target in enumerate(admitted.deal) if target == trainer]
                 outbox.put(trainer, made[rows].select(meta_info_keys=["kl_coef"]), grant.ticket)
             notify(self._callbacks, "on_send_end")
         return True
-
-    def _admitted(self, prompts: int, outbox: Outbox) -> tuple[int, list[str], dict[str, Grant]] | None:
-        """Wait until trainers want samples: how many prompts, the trainer of each sample, and their credits.
-
-        None when no trainer is left. Raises WorkerDied at the deadline.
-        """
-        began, pause, patience = time.monotonic(), 0.005, Patience()
-        while self._drop_lost(outbox):
-            deal = self._router.deal(prompts, self._group_size, load=self._load())
-            grants = self._ask(deal)
-            if any(grant.ended for grant in grants.values()):
-                self._give_back(grants, Counter())
-                for trainer in [name for name, grant in grants.items() if grant.ended]:
-                    self._router.drop(trainer)
-                continue
-            hungry = [name for name, grant in grants.items() if grant.hungry]
-            if hungry and time.monotonic() - began > _PATIENCE and not all(g.samples for g in grants.values()):
-                # else a group of trainers that step together could wait for this one, and this maker for the others
-                self._give_back(grants, Counter())
-                deal = [hungry[0]] * len(deal)
-                grants = self._ask(deal)
-            if fit := self._prefix(deal, grants):
-                deal = deal[: fit * self._group_size]
-                self._give_back(grants, Counter(deal))
-                self._router.done(len(deal), self._group_size)
-                return fit, deal, {name: grants[name] for name in dict.fromkeys(deal)}
-            self._give_back(grants, Counter())
-            patience.tell(
-                lambda names=tuple(grants): f"{self.name} waits until samples are taken: {self._states(names)}"
-            )
-            if (waited := time.monotonic() - began) > self._timeout:
-                raise WorkerDied(f"{self.name} waited {waited:.0f} s until samples are taken: {self._states(grants)}")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.1)
-        return None
-
-    def _states(self, trainers: Iterable[str]) -> str:
-        return "; ".join(self._connect(name).call("state") for name in trainers)
-
-    def _load(self) -> dict[str, int]:
-        """Samples that each trainer has outstanding, where that decides."""
-        if self._router.route != "least_loaded":
-            return {}
-        return {name: self._connect(name).call("outstanding") for name in self._router.targets}
-
-    def _ask(self, deal: Sequence[str]) -> dict[str, Grant]:
-        shares = Counter(deal)
-        multiple = self._group_size if len(shares) == 1 or self._router.route == "groups" else 1
-        grants: dict[str, Grant] = {}
-        for trainer, samples in shares.items():
-            try:
-                grants[trainer] = self._connect(trainer).call("admit", self.name, samples, multiple)
-            except WorkerDied as error:
-                _LOG.warning("%s goes on without %s: %s", self.name, trainer, error.message)
-                grants[trainer] = Grant(0, ended=True)
-        return grants
-
-    def _prefix(self, deal: Sequence[str], grants: Mapping[str, Grant]) -> int:
-        """How many prompts from the first on have credits for all their samples."""
-        used: Counter[str] = Counter()
-        for sample, trainer in enumerate(deal):
-            used[trainer] += 1
-            if used[trainer] > grants[trainer].samples:
-                return sample // self._group_size
-        return len(deal) // self._group_size
-
-    def _give_back(self, grants: Mapping[str, Grant], used: Mapping[str, int]) -> None:
-        for trainer, grant in grants.items():
-            if spare := grant.samples - used.get(trainer, 0):
-                self._connect(trainer).call("release", self.name, grant.ticket + grant.samples - spare, spare)
-
-    def _drop_lost(self, outbox: Outbox) -> bool:
-        """Whether a trainer is left."""
-        for trainer in list(self._router.targets):
-            if (why := outbox.lost.get(trainer) or self._connect(trainer).lost()) is not None:
-                _LOG.warning("%s goes on without %s: %s", self.name, trainer, why)
-                self._router.drop(trainer)
-        return bool(self._router.targets)
 
     def _deliver(self, trainer: str, seq: int, rows: DataProto, ticket: int) -> Any:
         return self._connect(trainer).call("buffer_put", self.name, seq, rows, ticket)
@@ -417,21 +322,6 @@ def _kl_coef(kl_coef: float | None, algorithm: Algorithm | None) -> float:
     if kl_coef not in (None, own):
         raise ConfigError(f"kl_coef={kl_coef}, but the algorithm has kl_coef={own}; give it in one place")
     return own
-
-
-def _generation(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """All generation settings. Raises ConfigError for an unknown name, with the nearest, or a value not supported."""
-    known = [*_GENERATION, *inspect.signature(ExperienceMaker.__init__).parameters]
-    for name, value in asked.items():
-        if name not in _GENERATION:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; those of generation are {', '.join(_GENERATION)}"
-            raise ConfigError(f"a maker has no option {name!r}{hint}")
-        if name in _FIXED and value != _FIXED[name]:
-            raise ConfigError(f"{name}={value!r} is not supported; the only value is {_FIXED[name]!r}")
-    if asked.get("max_length") is not None:
-        asked = {"max_new_tokens": asked["max_length"], **asked}
-    return _GENERATION | dict(asked)
 
 
 def _four(models: Any) -> tuple[Any, Any, Any, Any]:

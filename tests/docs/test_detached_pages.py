@@ -14,7 +14,7 @@ from hocket.parallel.strategy import OLD_NAMES
 from hocket.roles.routing import ROUTES
 from hocket.workers import ExperienceMaker, MakerCallback, PPOTrainer, TrainerCallback
 from hocket.workers.detached_trainer import TRAINER_GROUPS
-from hocket.workers.experience_maker import _GENERATION
+from hocket.workers.generation import GENERATION
 from hocket.workers.maker_worker import MAKER_GROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_the_option_tables_are_those_of_the_constructors(folder: str, heading: s
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_table_of_generation_is_complete(folder: str) -> None:
     heading = {"docs": "generation", "docs/zh": "生成"}[folder]
-    assert first_column(page(folder, "detached.md"), heading) == [f"{k}={v!r}" for k, v in _GENERATION.items()]
+    assert first_column(page(folder, "detached.md"), heading) == [f"{k}={v!r}" for k, v in GENERATION.items()]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

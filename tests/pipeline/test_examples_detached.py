@@ -97,6 +97,7 @@ def test_two_makers_share_the_prompts_of_a_file(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.timeout(310)
+@pytest.mark.slow
 def test_three_makers_and_two_trainers_with_odd_sizes():
     """Trainer 0 gets twice as many samples as trainer 1, and neither number divides by the batch."""
     options = ("--num_makers", 3, "--num_trainers", 2, "--experience_batch_size", 5, "--train_batch_size", 4)
