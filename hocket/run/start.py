@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import ray
 
-from hocket.config import Colocated, Detached
+from hocket.config import Colocated, Detached, RaySection
 from hocket.parallel.strategy import make_strategy
 from hocket.roles.build import Blueprint, build_maker, build_trainer
 from hocket.roles.trainer import Trainer
@@ -62,8 +62,8 @@ def start_detached(session: Session, placement: Detached, stop: Callable[[], Non
         return actor(MakerWorker, build, f"maker-{i}", gpus=gpus, groups=MAKER_GROUPS)
 
     def rank(i: int, info: dict[str, str]) -> Remote:
-        gpus, timeout = placement.gpus_per_trainer, session.config.ray.call_timeout
-        build = partial(_build_rank, info, blueprint, ObjectStore(), index=i, device=_device(gpus), timeout=timeout)
+        gpus, ray_settings = placement.gpus_per_trainer, session.config.ray
+        build = partial(_build_rank, info, blueprint, ObjectStore(), ray_settings, index=i, device=_device(gpus))
         return actor(TrainerWorker, build, f"trainer-{i}", gpus=gpus, groups={"compute": 1})
 
     makers = [maker(i) for i in range(placement.makers)]
@@ -76,13 +76,12 @@ def start_detached(session: Session, placement: Detached, stop: Callable[[], Non
 
 
 def _build_rank(
-    info: dict[str, str], blueprint: Blueprint, transport: ObjectStore, *, index: int, device: str, timeout: float
+    info: dict[str, str], blueprint: Blueprint, transport: ObjectStore, limits: RaySection, *, index: int, device: str
 ) -> Trainer:
     """One rank of the trainer, in its own process."""
-    meet(info, namespace=None, timeout=timeout)
-    return build_trainer(
-        blueprint, transport, index=index, device=device, strategy=make_strategy("ddp", timeout=timeout)
-    )
+    meet(info, namespace=None, timeout=limits.start_timeout)
+    strategy = make_strategy("ddp", timeout=limits.call_timeout)
+    return build_trainer(blueprint, transport, index=index, device=device, strategy=strategy)
 
 
 def _waiter(session: Session, stop: Callable[[], None] = lambda: None) -> Waiter:

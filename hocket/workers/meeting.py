@@ -11,6 +11,7 @@ import ray
 
 from hocket.errors import WorkerDied
 from hocket.single_controller.processes import PortHolder
+from hocket.waiting import Waiter
 from hocket.workers.factories import set_dist_env
 
 AUTO = "auto"
@@ -32,8 +33,13 @@ def env_info(world_size: int) -> list[dict[str, str]]:
 
 
 def meet(info: Mapping[str, str], *, namespace: str | None, timeout: float) -> None:
-    """Export this actor's rank environment, having learned from rank 0 where the group meets."""
+    """Export this actor's rank environment, having learned from rank 0 where the group meets.
+
+    A world of one meets nobody, and needs no environment. Raises WorkerDied when the group does not meet in time.
+    """
     if info.get("master_addr") == AUTO:
+        if info.get("world_size") == "1":
+            return
         info = {**info, **_where(info, namespace=namespace, timeout=timeout)}
     set_dist_env(info)
 
@@ -60,13 +66,14 @@ def _where(info: Mapping[str, str], *, namespace: str | None, timeout: float) ->
         cast(Any, ray.remote)(num_cpus=0)(_Board).options(name=name, namespace=namespace, get_if_exists=True).remote()
     )
     _KEPT.append(board)
+    waiter = Waiter(timeout=timeout)
     if info["rank"] == "0":
         _KEPT.append(holder := PortHolder())
         address = {"master_addr": ray.util.get_node_ip_address(), "master_port": str(holder.port())}
-        ray.get(board.post.remote(address), timeout=timeout)
+        waiter.get(board.post.remote(address), who="the board where ranks meet", what="take the address of rank 0")
         return address
     end = time.monotonic() + timeout
-    while not (address := ray.get(board.read.remote(), timeout=timeout)):
+    while not (address := waiter.get(board.read.remote(), who="the board where ranks meet", what="tell an address")):
         if time.monotonic() > end:
             raise WorkerDied(f"rank 0 of this group did not say where it is within {timeout:.0f} s; start its actor")
         time.sleep(0.1)

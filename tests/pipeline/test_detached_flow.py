@@ -1,5 +1,6 @@
 """The article's flow on a real cluster: makers run `workingloop`, trainers run `fit`, nobody controls them."""
 
+import gc
 import os
 import signal
 import time
@@ -44,6 +45,7 @@ def connected(ray_address):
     """This process as a driver of the tests' cluster, in a namespace of its own."""
     connect(ray_address)
     yield
+    gc.collect()  # handles of this session: to Ray, dropping them later may look like dropping another one's
     ray.shutdown()
 
 

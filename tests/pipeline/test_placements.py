@@ -40,6 +40,37 @@ def test_same_seed_same_weights_in_every_placement(make_config, ray_address, lin
         assert result == first, placement
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "placement",
+    [
+        pytest.param("detached(makers=2, trainers=2)", marks=pytest.mark.slow),
+        "detached(makers=3, trainers=2, edges=[[0], [1], [0, 1]], cpus_per_worker=0.5)",
+    ],
+)
+def test_two_trainer_ranks_learn_what_one_learns(make_config, ray_address, lines, placement):
+    """Also where some makers feed one rank only: the rank of a unit is decided by its number, not by its maker."""
+    one, _ = run(make_config(placement="local", eval={"path": None}))
+    two, _ = run(make_config(placement=placement, ray={"address": ray_address}, eval={"path": None}))
+    alone, ranks = learned(one["folder"], lines), learned(two["folder"], lines)
+    assert len(alone) == len(ranks) == 2
+    for a, b in zip(alone, ranks, strict=True):
+        assert a.keys() == b.keys()
+        assert b == pytest.approx(a, rel=1e-3, abs=1e-5)
+    weights = [
+        torch.cat(
+            [
+                p.detach().reshape(-1)
+                for p in AutoModelForCausalLM.from_pretrained(f"{run['checkpoint']}/hf").parameters()
+            ]
+        )
+        for run in (one, two)
+    ]
+    assert (weights[0] - weights[1]).norm() <= 1e-5 * weights[0].norm()
+    assert two["ledger"]["ledger/trained"] == one["ledger"]["ledger/trained"]
+
+
 def test_the_seed_matters(make_config):
     shas = {run(make_config(placement="local", seed=seed))[0]["weights_sha256"] for seed in (1, 2)}
     assert len(shas) == 2
@@ -108,34 +139,3 @@ def test_a_reward_model_scores_like_a_rule(make_config):
     critic = str(Path(first["checkpoint"]) / "critic")
     summary, _ = run(make_config(placement="local", reward=critic, algo={"name": "grpo"}))
     assert summary["finished"]
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "placement",
-    [
-        pytest.param("detached(makers=2, trainers=2)", marks=pytest.mark.slow),
-        "detached(makers=3, trainers=2, edges=[[0], [1], [0, 1]], cpus_per_worker=0.5)",
-    ],
-)
-def test_two_trainer_ranks_learn_what_one_learns(make_config, ray_address, lines, placement):
-    """Also where some makers feed one rank only: the rank of a unit is decided by its number, not by its maker."""
-    one, _ = run(make_config(placement="local", eval={"path": None}))
-    two, _ = run(make_config(placement=placement, ray={"address": ray_address}, eval={"path": None}))
-    alone, ranks = learned(one["folder"], lines), learned(two["folder"], lines)
-    assert len(alone) == len(ranks) == 2
-    for a, b in zip(alone, ranks, strict=True):
-        assert a.keys() == b.keys()
-        assert b == pytest.approx(a, rel=1e-3, abs=1e-5)
-    weights = [
-        torch.cat(
-            [
-                p.detach().reshape(-1)
-                for p in AutoModelForCausalLM.from_pretrained(f"{run['checkpoint']}/hf").parameters()
-            ]
-        )
-        for run in (one, two)
-    ]
-    assert (weights[0] - weights[1]).norm() <= 1e-5 * weights[0].norm()
-    assert two["ledger"]["ledger/trained"] == one["ledger"]["ledger/trained"]
