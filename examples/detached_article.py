@@ -90,6 +90,7 @@ def main(num_makers: int, num_trainers: int, steps: int, save: str | None, pretr
             env_info=env_info_trainers[i],
             train_batch_size=32,
             buffer_limit=0,
+            max_staleness=1,
             eps_clip=0.2,
             value_clip=0.4,
             actor_lr=5e-4,

@@ -205,6 +205,8 @@ class DetachedTrainer(ABC):
         A step takes one batch as soon as it is there. With `train_epochs` above 1, the batches of an episode are
         trained again so many times in all. The last episode may be shorter; fewer steps are made only when all makers
         have ended and nothing is left, not even a batch that is not full. What is returned says why it ended.
+
+        It may be called again, before the makers' next loops: until then it says to them that it has ended.
         """
         if min(total_steps, update_steps, train_epochs) < 1:
             raise ConfigError(

@@ -34,5 +34,5 @@ def test_the_example_runs_and_saves(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("makers", [1, 2])
 def test_the_mean_reward_rises(makers):
-    _, [(first, last)] = run("--makers", str(makers), "--steps", "960", timeout=890)
+    _, [(first, last)] = run("--makers", str(makers), "--steps", "1440", timeout=890)
     assert last - first >= 0.2

@@ -7,6 +7,7 @@ import asyncio
 import sys
 import threading
 from collections import defaultdict
+from itertools import accumulate
 from typing import ClassVar
 
 import pytest
@@ -190,8 +191,10 @@ def test_max_concurrency_bounds_async_calls(fresh):
         bounded.execute_all_sync("let_now", f"go {name}")
     done(*calls)
     events = log(bounded)
-    assert max(events.index("+a"), events.index("+b")) < events.index("+c")
-    assert min(events.index("-a"), events.index("-b")) < events.index("+c")
+    # the threads of a lane take calls in no promised order, but never three at a time
+    own = [event[0] for event in events if "sync" not in event]
+    assert sorted(own) == ["+"] * 3 + ["-"] * 3
+    assert max(accumulate(1 if sign == "+" else -1 for sign in own)) <= 2
 
 
 def test_max_concurrency_lets_sync_calls_overlap(fresh):

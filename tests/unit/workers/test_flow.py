@@ -230,7 +230,13 @@ def test_loops_may_be_run_again(make_maker, make_trainer, pipeline, loader, boun
     maker = make_maker("m", ["t"], sync_models_from_trainers=True)
     trainer = make_trainer("t", ["m"], train_batch_size=4, max_staleness=bound)
     for round in (1, 2):
-        reports = pipeline.run([lambda: maker.workingloop(loader(4, 4, 4)), lambda: trainer.fit(3, 1)])
+
+        def loop():
+            while trainer.buffer.closed:  # a trainer that has ended says so to makers, until its next fit begins
+                time.sleep(0.001)
+            return maker.workingloop(loader(4, 4, 4))
+
+        reports = pipeline.run([loop, lambda: trainer.fit(3, 1)])
         assert balance(reports)["trained"] == 12
         assert (reports[1].steps, reports[1].version) == (3, 3 * round)
         if bound == 0:
