@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -262,6 +262,17 @@ def check_room(longest: int, max_new_tokens: int, positions: int | None) -> None
             f"a prompt of {longest} tokens and rollout.max_new_tokens={max_new_tokens} exceed the model's {positions} "
             "positions; lower max_new_tokens or set data.max_prompt_tokens"
         )
+
+
+def generation_source(model: PreTrainedModel) -> Any:
+    """Where a loaded model says how it is to generate: its generation config, or else its config."""
+    return getattr(model, "generation_config", None) or model.config
+
+
+def end_tokens(model: PreTrainedModel, given: int | Sequence[int] | None = None) -> tuple[int, ...]:
+    """The end tokens `given`, or else those that a loaded model names; none when it names none."""
+    found = given if given is not None else getattr(generation_source(model), "eos_token_id", None)
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
 def named_stop_ids(name: str, *, trust_remote_code: bool = False) -> int | list[int] | None:

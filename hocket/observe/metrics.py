@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,12 @@ class MetricsWriter(Closing):
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._file.close()
+
+
+def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append free-form records, such as samples, to a JSON Lines file; what JSON has no form for becomes text."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:

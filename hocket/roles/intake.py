@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hocket.data.proto import DataProto
-from hocket.data.schema import EXPERIENCE, check, collate
+from hocket.data.schema import EXPERIENCE, check, collate, positions
 from hocket.errors import BatchError, ConfigError, WorkerDied
 
 DEFAULT_LIMIT = 4  # batches
@@ -352,20 +352,15 @@ def faults(items: DataProto) -> list[str | None]:
     except BatchError as error:
         return [error.message] * len(items)
     start, length, width = items.tensor("prompt_length"), items.tensor("length"), items.tensor("input_ids").shape[1]
-    mask = items.tensor("response_mask")
+    mask, response = items.tensor("response_mask"), positions(length, width) & ~positions(start, width)
     found = {
         "its lengths are not 0 < prompt_length <= length <= width": (start < 1) | (length < start) | (length > width),
-        "its response_mask reaches outside the response": (mask & ~_span(start, length, width)).any(-1),
+        "its response_mask reaches outside the response": (mask & ~response).any(-1),
         "its score is not finite": ~torch.isfinite(items.tensor("score")),
         "its rollout_logprobs are not finite": ~torch.isfinite(items.tensor("rollout_logprobs")).all(-1),
         "it holds negative token ids": (items.tensor("input_ids") < 0).any(-1),
     }
     return [next((reason for reason, bad in found.items() if bad[row]), None) for row in range(len(items))]
-
-
-def _span(start: torch.Tensor, length: torch.Tensor, width: int) -> torch.Tensor:
-    places = torch.arange(width)[None, :]
-    return (places >= start[:, None]) & (places < length[:, None])
 
 
 def _uid(items: DataProto, row: int) -> str:

@@ -90,10 +90,11 @@ class Maker:
             rollouts = self.engine.generate(unit, self._sampling, samples=self._group_size, seed=self._seed)
         with self.tracer.span("reward", **facts):
             experience = self._score(rollouts)
-        with self.tracer.span("reference", **facts), torch.no_grad():
-            if self._reference is not None:
+        if self._reference is not None:
+            with self.tracer.span("reference", **facts), torch.no_grad():
                 experience = experience.union(self._reference_logprobs(experience, self._reference))
-            if self._critic is not None:
+        if self._critic is not None:
+            with self.tracer.span("values", **facts), torch.no_grad():
                 experience = experience.union(_values(experience, self._critic))
         return check(experience, EXPERIENCE, "experience")
 

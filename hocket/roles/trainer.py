@@ -88,6 +88,8 @@ class Trainer:
         if critic is not None:
             lr = settings.critic_lr or 5 * settings.lr
             self._optimizers["value"] = Optimizer(critic, settings, lr=lr)
+        if self._strategy.world_size > 1:
+            self._demand_one_start(name)
 
     def train(self, units: Sequence[DataProto], *, step: int) -> dict[str, float]:
         """One training step (from 0) on this rank's EXPERIENCE units, in prompt order; returns metrics of all ranks.
@@ -172,6 +174,11 @@ class Trainer:
         """What happened since the last report."""
         return Report(self.tracer.drain())
 
+    def _demand_one_start(self, name: str) -> None:
+        starts = self._strategy.gather(self.sha256())
+        if len(set(starts)) > 1:
+            raise ConfigError(f"the {len(starts)} ranks of {name} start from different weights; load one checkpoint")
+
     def _own_rows(self, units: Sequence[DataProto], *, step: int) -> DataProto | None:
         """This rank's rows with the number of their `minibatch`; None when it has no units.
 
@@ -219,7 +226,8 @@ class Trainer:
             return None
         width = own.tensor("input_ids").shape[1]
         plan = [rows for minibatch in self._plan(own) for rows in minibatch]
-        found = [self._forward(self._micro(own, rows), entropy=True) for rows in plan]
+        values = "values" not in own.keys()  # noqa: SIM118  (DataProto iterates rows)
+        found = [self._forward(self._micro(own, rows), entropy=True, values=values) for rows in plan]
         start = {key: torch.cat([_pad(new[key], width) for new in found]).cpu() for key in found[0]}
         start["proximal_logprobs"] = start.pop("logprobs")
         return DataProto.from_dict(start | own.tensors(), own.non_tensor_batch)
@@ -280,12 +288,12 @@ class Trainer:
         width, device = int(micro["length"].max()), self.policy.device
         return {key: (t[:, :width] if t.dim() == 2 else t).to(device) for key, t in micro.items()}
 
-    def _forward(self, micro: Mapping[str, Tensor], *, entropy: bool = False) -> Micro:
+    def _forward(self, micro: Mapping[str, Tensor], *, entropy: bool = False, values: bool = True) -> Micro:
         """Log-probs (and values, entropy) of one micro-batch under the current weights."""
         ids, length = micro["input_ids"], micro["length"]
         entropy = entropy or bool(getattr(self._algorithm, "entropy_coef", 0.0))
         new = token_logprobs(self.policy, ids, length, temperature=self._temperature, entropy=entropy)
-        if self.critic is not None:
+        if self.critic is not None and values:
             new["values"] = state_values(self.critic, ids, length)
         return new
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from hocket.config import RunConfig
 from hocket.errors import ConfigError
+from hocket.observe.metrics import append_records
 
 _PACKAGES = ("hocket", "torch", "transformers", "ray", "tensordict", "numpy")
 
@@ -66,9 +67,7 @@ class RunFolder:
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Add samples to the file of their step."""
-        with (self.samples / f"step_{step:06d}.jsonl").open("a", encoding="utf-8") as file:
-            for sample in samples:
-                file.write(json.dumps(sample, ensure_ascii=False, default=str) + "\n")
+        append_records(self.samples / f"step_{step:06d}.jsonl", samples)
 
     def remove(self) -> None:
         """Take the folder away again."""

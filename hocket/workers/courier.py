@@ -41,7 +41,8 @@ class Courier:
         self._raise()
         self.version = version
         if self.makers:
-            self._newest = None  # its chunks go, before there are new ones
+            with self._changed:
+                self._newest = None  # its chunks go, before there are new ones
             message = publish()
             with self._changed:
                 self._newest = (version, message)

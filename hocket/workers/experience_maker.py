@@ -18,7 +18,7 @@ from hocket.data.experience import Experience
 from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, check
 from hocket.errors import ConfigError, WorkerDied
-from hocket.models.load import load_tokenizer
+from hocket.models.load import end_tokens, generation_source, load_tokenizer
 from hocket.models.policy import frozen
 from hocket.rewards.adapters import load_reward
 from hocket.rewards.model import TokenReward
@@ -28,6 +28,7 @@ from hocket.roles.routing import Router
 from hocket.rollout.engine import Sampling
 from hocket.rollout.native import NativeEngine
 from hocket.single_controller.decorator import concurrency
+from hocket.weights.object_store import ObjectStore
 from hocket.weights.transport import Transport
 from hocket.workers.actors import ActorClass
 from hocket.workers.callbacks import MakerCallback, notify
@@ -276,21 +277,12 @@ class ExperienceMaker(MakerWorker):
             raise ConfigError(f"kl_coef={self._kl_coef} needs an initial_model from model_fn; give one, or kl_coef=0")
         if not isinstance(reward, nn.Module) and tokenizer is None:
             raise ConfigError("a reward function reads text: give the maker its tokenizer=, an object or a folder")
-        source = getattr(actor, "generation_config", None) or actor.config
-        stop = (
-            settings["eos_token_id"] if settings["eos_token_id"] is not None else getattr(source, "eos_token_id", None)
-        )
-        pad = (
-            settings["pad_token_id"] if settings["pad_token_id"] is not None else getattr(source, "pad_token_id", None)
-        )
-        stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
-        if transport is None:
-            from hocket.weights.object_store import ObjectStore
-
-            transport = ObjectStore()
+        pad = settings["pad_token_id"]
+        if pad is None:
+            pad = getattr(generation_source(actor), "pad_token_id", None)
         self._source: str | None = None
         return Maker(
-            NativeEngine(frozen(actor), stop_ids=stop_ids, pad_id=pad or 0),
+            NativeEngine(frozen(actor), stop_ids=end_tokens(actor, settings["eos_token_id"]), pad_id=pad or 0),
             tokenizer,
             TokenReward(cast(Any, reward)) if isinstance(reward, nn.Module) else load_reward(reward),
             sampling=Sampling(
@@ -303,7 +295,7 @@ class ExperienceMaker(MakerWorker):
             ),
             group_size=self._group_size,
             seed=seed,
-            transport=transport,
+            transport=transport or ObjectStore(),
             reference=initial,
             critic=critic,
             name=self.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +15,10 @@ from hocket.algorithms.presets import PPO, Algorithm
 from hocket.config import TrainerSection
 from hocket.data.experience import Experience
 from hocket.errors import ConfigError
-from hocket.models.load import load_tokenizer
-from hocket.models.policy import named_weights
+from hocket.models.load import end_tokens, load_tokenizer
 from hocket.roles.trainer import Pretraining, Trainer
 from hocket.single_controller.decorator import concurrency
-from hocket.weights.manifest import weights_sha256
+from hocket.weights.object_store import ObjectStore
 from hocket.weights.transport import Transport
 from hocket.workers.actors import ActorClass
 from hocket.workers.callbacks import TrainerCallback
@@ -33,6 +33,8 @@ from hocket.workers.peers import Connect
 from hocket.workers.record import RunRecord
 from hocket.workers.strategies import StrategyChoice
 from hocket.workers.trainer_worker import TrainerWorker
+
+_LOG = logging.getLogger("hocket")
 
 
 class PPOTrainer(TrainerWorker, DetachedTrainer):
@@ -116,7 +118,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
             if eval_performance:
                 numbers = get_model_numel(actor), get_model_numel(critic) if critic is not None else 0
                 world = self.strategy.world_size
-                callbacks.append(TrainerPerformanceEvaluator(*numbers, world_size=world, say=_say))
+                callbacks.append(TrainerPerformanceEvaluator(*numbers, world_size=world, say=_LOG.info))
             return self._make_trainer(actor, critic, tokenizer, chunk_bytes=chunk_bytes, transport=transport)
 
         TrainerWorker.__init__(self, build)
@@ -137,11 +139,6 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
             namespace=namespace,
             connect=connect,
         )
-        starts = self.strategy.gather(weights_sha256(named_weights(self.trainer.policy)))
-        if len(set(starts)) > 1:
-            raise ConfigError(
-                f"the {len(starts)} ranks of {self.name} start from different weights; load one checkpoint"
-            )
 
     # --- the loop's parts ----------------------------------------------------------------------------------
 
@@ -256,24 +253,19 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
     def _make_trainer(
         self, actor: Any, critic: Any, tokenizer: Any, *, chunk_bytes: int, transport: Transport | None
     ) -> Trainer:
-        if transport is None:
-            from hocket.weights.object_store import ObjectStore
-
-            transport = ObjectStore()
         needed = "critic" in self._algorithm.needs
         if needed and critic is None:
             raise ConfigError(
                 f"{type(self._algorithm).__name__} needs a critic, but model_fn gave None; return (actor, critic), or "
                 "give algorithm=GRPO(...)"
             )
-        eos = getattr(getattr(actor, "generation_config", None) or actor.config, "eos_token_id", None)
         return Trainer(
             actor.float(),
             load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer,
             self._algorithm,
             self._settings,
-            transport=transport,
-            stop_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+            transport=transport or ObjectStore(),
+            stop_ids=end_tokens(actor),
             critic=critic.float() if needed else None,
             strategy=self.strategy,
             pretraining=self._pretraining,
@@ -297,12 +289,6 @@ def _two(models: Any) -> tuple[Any, Any]:
             "model_fn of a trainer must return (actor, critic); the critic is None for an algorithm without"
         )
     return models
-
-
-def _say(text: str) -> None:
-    import logging
-
-    logging.getLogger("hocket").info(text)
 
 
 DetachedPPOTrainer = ActorClass(PPOTrainer, TRAINER_GROUPS, name="DetachedPPOTrainer")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
-from hocket.observe.metrics import MetricsWriter
+from hocket.observe.metrics import MetricsWriter, append_records
 from hocket.observe.trace import TraceFile
 from hocket.roles.maker import Report
 
@@ -36,8 +35,7 @@ class RunRecord:
             self._trace = TraceFile(self._folder / f"trace-{self._name}.json")
         self._trace.add(report.spans)
         if report.samples:
-            with (self._folder / "samples" / f"{self._name}.jsonl").open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(sample, ensure_ascii=False, default=str) + "\n" for sample in report.samples)
+            append_records(self._folder / "samples" / f"{self._name}.jsonl", report.samples)
 
     def close(self, report: Report) -> None:
         """The loop has ended."""
