@@ -53,9 +53,9 @@ def train(
         return
     try:
         summary = train(config)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         typer.echo("interrupted; what the run had is in its folder", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if getattr(error, "signal", "") == "SIGTERM" else 130) from None
     if summary["steps"]:
         rise = f"{summary['reward_first_tenth']:.3f} -> {summary['reward_last_tenth']:.3f}"
         typer.echo(f"mean reward, first and last tenth of {summary['steps']} steps: {rise}")

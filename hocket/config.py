@@ -102,6 +102,10 @@ class RunSection(Section):
     dir: str | None = Field(default=None, description="the run's own folder; default runs/<name>")
     name: str | None = Field(default=None, description="default <task>--<model>--<time>")
     overwrite: bool = Field(default=False, description="replace a run folder that exists")
+    resume: str | None = Field(
+        default=None, description="go on from latest, step:N, or the path of a checkpoint or run"
+    )
+    grace: float = Field(default=60, ge=0, description="seconds that a step may still take after Ctrl-C or SIGTERM")
 
 
 class WarmStart(Section):
@@ -209,7 +213,25 @@ class EvalSection(Section):
 
 
 class CheckpointSection(Section):
-    every: int | None = Field(default=None, ge=1, description="also save every so many steps; the last is always saved")
+    every: int | None = Field(default=100, ge=1, description="save every so many steps; the last is always saved")
+    keep_last: int | None = Field(default=2, ge=1, description="keep the newest so many; null: all")
+    keep_every: int | None = Field(default=None, ge=1, description="and every one whose step is a multiple of this")
+    best: str | None = Field(default=None, description="and the one with the best metric of this name; -NAME: lowest")
+    on_signal: bool = Field(default=True, description="save when Ctrl-C or SIGTERM ends the run")
+
+
+class SuperviseSection(Section):
+    """What becomes of workers that die or hang."""
+
+    maker_restarts: int = Field(default=10, ge=0, description="makers that may be replaced within `window` seconds")
+    trainer_restarts: int = Field(default=3, ge=0, description="trainers that may be replaced within `window` seconds")
+    window: float = Field(default=3600, gt=0, description="seconds")
+    backoff: float = Field(default=0.5, ge=0, description="seconds before a replacement; doubles up to 30")
+    heartbeat: float = Field(default=1, gt=0, description="seconds between two looks at what each worker is at")
+    stall_timeout: float = Field(default=1800, gt=0, description="seconds that one phase of a worker may take")
+    deadlines: dict[str, float] = Field(default={}, description="other limits by phase: generate, reward, train, ...")
+    unit_attempts: int = Field(default=3, ge=1, description="makers that one unit may cost before the run ends")
+    failed_units: int = Field(default=0, ge=0, description="units that may fail in the reward before the run ends")
 
 
 class LoggingSection(Section):
@@ -238,6 +260,7 @@ class RunConfig(Section):
     sync: SyncSection = SyncSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    supervise: SuperviseSection = SuperviseSection()
     logging: LoggingSection = LoggingSection()
     ray: RaySection = RaySection()
 
@@ -330,7 +353,10 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
             value, equals = "true", "="
         if not equals:
             raise ConfigError(f"cannot read {word!r}; write key=value, for example trainer.max_steps=100")
-        yield key.replace("-", "_") if dashed else key, _value(key, value)
+        key = key.replace("-", "_") if dashed else key
+        if key == "resume":  # `--resume` alone is the newest checkpoint
+            key, value = "run.resume", "latest" if value == "true" else value
+        yield key, _value(key, value)
 
 
 def _value(key: str, text: str) -> Any:

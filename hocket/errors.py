@@ -10,8 +10,10 @@ HocketError
 ├── GroupError        a worker group, pool or dispatch mode was used in a way that cannot work
 ├── PlacementError    the machine or cluster cannot host what the placement asks for (exit code 2)
 ├── WeightSyncError   a weight version was refused: incomplete, unknown, older, or damaged
+│   └── WeightsGone   its chunks went with the trainer that sent it
 ├── CheckpointError   a checkpoint could not be written or read
 └── WorkerDied        a process of the run ended or stopped answering (exit code 3)
+    └── DataLost      what a process had made is gone, because its machine is
 
 Every error carries one string, so that it pickles across processes unchanged.
 """
@@ -76,6 +78,10 @@ class WeightSyncError(HocketError):
     """A weight version was refused: incomplete, unknown, older, damaged, or with other names."""
 
 
+class WeightsGone(WeightSyncError):
+    """The chunks of a weight version went with the trainer that sent it."""
+
+
 class CheckpointError(HocketError):
     """A checkpoint could not be written or read."""
 
@@ -84,3 +90,7 @@ class WorkerDied(HocketError):
     """A process of the run ended, or did not answer within its deadline."""
 
     exit_code = 3
+
+
+class DataLost(WorkerDied):
+    """What a process had made is gone from the object store, because the machine that held it is."""

@@ -16,12 +16,14 @@ from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     GetTimeoutError,
+    ObjectLostError,
+    OutOfMemoryError,
     RayError,
     RayTaskError,
     WorkerCrashedError,
 )
 
-from hocket.errors import HocketError, WorkerDied
+from hocket.errors import DataLost, HocketError, WorkerDied
 
 _SLICE = 0.5
 _SAY_AFTER = 10.0
@@ -92,12 +94,16 @@ class Waiter:
         self._stop()
         return values
 
-    def _too_late(self, late: Sequence[str], what: str, limit: float) -> HocketError:
+    def show_stacks(self) -> None:
+        """Have every watched process of this machine write its stacks into its log."""
         for host, pid in self._processes:
             if host == socket.gethostname():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGUSR1)
         time.sleep(1)  # the time to write the stacks
+
+    def _too_late(self, late: Sequence[str], what: str, limit: float) -> HocketError:
+        self.show_stacks()
         stacks = "its stacks are in the log" if self._processes else "look into Ray's logs"
         knobs = ("ray.start_timeout", "the ray_wait_register_center_timeout of the group")
         run, own = knobs if what == "start" else ("ray.call_timeout", "the timeout of the group or call")
@@ -126,7 +132,9 @@ class Waiter:
             cause = cause.cause
         if isinstance(cause, HocketError):
             return type(cause)(f"{who}: {cause.message}" if who.startswith("rank ") else cause.message)
-        if isinstance(cause, (ActorDiedError, ActorUnavailableError, WorkerCrashedError)):
+        if isinstance(cause, ObjectLostError):
+            return DataLost(f"what {who} needed to {what} is gone with the machine that held it")
+        if isinstance(cause, (ActorDiedError, ActorUnavailableError, WorkerCrashedError, OutOfMemoryError)):
             return WorkerDied(f"{who} died while it was to {what}: {reason_of_death(cause)}{self._tail(who)}")
         text = f"{who} failed while it was to {what}: {type(cause).__name__}: {cause}{self._tail(who)}"
         try:  # so that `except ValueError` still catches a worker's ValueError

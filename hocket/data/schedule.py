@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -72,10 +74,13 @@ class PromptSchedule:
         self._per_unit = prompts_per_unit
         self._shuffle = shuffle
 
-    @property
-    def units_per_step(self) -> int:
-        """Units of each step; the last may hold fewer prompts."""
-        return -(-self._per_step // self._per_unit)
+    @cached_property
+    def sha256(self) -> str:
+        """Of all prompts in file order: another one means that other data would be trained on."""
+        hasher = hashlib.sha256()
+        for prompt in self._prompts:
+            hasher.update(f"{prompt.key} {prompt.ids}\n".encode())
+        return hasher.hexdigest()
 
     def units(self, step: int) -> list[DataProto]:
         """The units of step `step` (from 0) in prompt order, each a PROMPTS batch that names its step and index."""

@@ -115,3 +115,15 @@ def _widen(part: DataProto, width: int) -> DataProto:
 
 def _with_tensors(data: DataProto, tensors: Mapping[str, Tensor]) -> DataProto:
     return DataProto.from_dict(tensors, data.non_tensor_batch, data.meta_info)
+
+
+def swap_points(rollouts: DataProto) -> list[tuple[int, int]]:
+    """(decode step, weights version) pairs of one unit: from which step of the decoding on which version was in use.
+
+    All rows of a unit are decoded together, so a version begins at the earliest response position that carries it.
+    """
+    version, start = rollouts.tensor("version"), rollouts.tensor("prompt_length")
+    step = torch.arange(version.shape[1])[None, :] - start[:, None]
+    mask = rollouts.tensor("response_mask")
+    versions: list[int] = version[mask].unique().tolist()
+    return sorted((int(step[mask & (version == v)].min()), v) for v in versions)

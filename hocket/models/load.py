@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hocket.errors import ConfigError, DataError
 from hocket.models.chars import char_tokenizer
+from hocket.models.policy import copy_weights, named_weights
 
 CHARS = "chars"
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.gguf")
@@ -119,17 +120,33 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def save_hf(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stop_ids: tuple[int, ...]
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    stop_ids: tuple[int, ...],
+    *,
+    weights: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer`, given one, load as it is."""
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer`, given one, load as it is.
+
+    `weights`, a state dict, is written in the place of the model's own.
+    """
     pad = tokenizer.pad_token_id if tokenizer is not None else model.config.pad_token_id
     if model.can_generate():
         model.generation_config = GenerationConfig(eos_token_id=list(stop_ids) or None, pad_token_id=pad)
     quiet()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=weights)
     if tokenizer is not None:
         tokenizer.padding_side = "left"  # what `generate` needs when a user batches prompts
         tokenizer.save_pretrained(folder)
+
+
+def read_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Copy what `save_hf` wrote into the model. Raises DataError when that is another model."""
+    quiet()
+    saved = _pretrained(type(model), ModelSpec(name=str(folder)))
+    with torch.no_grad():
+        copy_weights(model, named_weights(saved), what=f"checkpoint {str(folder)!r}")
 
 
 def check_model_folder(name: str) -> None:

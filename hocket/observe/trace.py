@@ -43,16 +43,28 @@ class Tracer:
         self._lock = threading.Lock()
         self._spans: list[Span] = []
         self._threads: dict[int, int] = {}
+        self._now: dict[int, list[str]] = {}
+        self._begun = 0
 
     @contextmanager
     def span(self, name: str, **args: Arg) -> Generator[None, None, None]:
         """Measure the body of the `with`; a body that raises is recorded too."""
         start, tick = time.time_ns(), time.perf_counter_ns()
+        with self._lock:
+            now = self._now.setdefault(threading.get_ident(), [])
+            self._begun += 1
+            now.append(f"{name} {self._begun}")
         try:
             yield
         finally:
+            now.pop()
             # The length comes from the steady clock: the wall clock may be set back in between.
             self._add(name, start, time.perf_counter_ns() - tick, args)
+
+    def progress(self) -> list[str]:
+        """What each of the role's threads is at: phase and a number, which is another one each time."""
+        with self._lock:
+            return [now[-1] for now in self._now.values() if now]
 
     def drain(self) -> list[Span]:
         """The spans that ended since the last call."""

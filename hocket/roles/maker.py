@@ -76,16 +76,20 @@ class Maker:
         self._swap_timeout = swap_timeout
         self.receiver = Receiver(self._expects(), name=name, arbitrate=arbitrate)
         self._samples: list[Sample] = []
+        self._timeline = 0
 
-    def make(self, unit: DataProto, *, at_least: int = 0, stop: Callable[[], None] = lambda: None) -> DataProto:
+    def make(
+        self, unit: DataProto, *, at_least: int = 0, timeline: int = 0, stop: Callable[[], None] = lambda: None
+    ) -> DataProto:
         """PROMPTS of one unit -> EXPERIENCE of all its samples, made with weights version `at_least` or newer.
 
-        Raises RewardError for a broken reward, WeightSyncError when the version does not arrive; `stop` is asked
-        during that wait, and may raise.
+        Weights of a later `timeline` of the trainer are newer, whatever their version. Raises RewardError for a
+        broken reward, WeightSyncError when the version does not arrive; `stop` is asked during that wait, and may
+        raise.
         """
         torch.set_num_threads(self._threads)  # a thread's own setting: the first act of any thread that computes
         facts = {"step": unit.meta_info["step"] + 1, "unit": unit.meta_info["unit"]}
-        self._swap(at_least, stop=stop)
+        self._swap(at_least, timeline=timeline, stop=stop)
         with self.tracer.span("generate", **facts, version=self.engine.version):
             rollouts = self.engine.generate(unit, self._sampling, samples=self._group_size, seed=self._seed)
         with self.tracer.span("reward", **facts):
@@ -98,10 +102,10 @@ class Maker:
                 experience = experience.union(_values(experience, self._critic))
         return check(experience, EXPERIENCE, "experience")
 
-    def evaluate(self, unit: DataProto, *, at_least: int = 0) -> dict[str, list[float]]:
+    def evaluate(self, unit: DataProto, *, at_least: int = 0, timeline: int = 0) -> dict[str, list[float]]:
         """Score and metrics of one greedy answer per prompt of `unit`, a list of values per name."""
         torch.set_num_threads(self._threads)
-        self._swap(at_least)
+        self._swap(at_least, timeline=timeline)
         greedy = Sampling(self._sampling.max_new_tokens, greedy=True)
         with self.tracer.span("eval", unit=unit.meta_info["unit"], version=self.engine.version):
             scored = self._score(self.engine.generate(unit, greedy, samples=1, seed=self._seed))
@@ -131,11 +135,14 @@ class Maker:
         samples, self._samples = self._samples, []
         return Report(self.tracer.drain(), samples)
 
-    def _swap(self, at_least: int, *, stop: Callable[[], None] = lambda: None) -> None:
-        with self.tracer.span("wait" if self.engine.version < at_least else "sync"):
-            self.receiver.swap(
-                self._load, at_least=at_least, current=self.engine.version, timeout=self._swap_timeout, stop=stop
+    def _swap(self, at_least: int, *, timeline: int = 0, stop: Callable[[], None] = lambda: None) -> None:
+        wanted, current = (timeline, at_least), (self._timeline, self.engine.version)
+        with self.tracer.span("wait" if current < wanted else "sync"):
+            new = self.receiver.swap(
+                self._load, at_least=wanted, current=current, timeout=self._swap_timeout, stop=stop
             )
+        if new is not None:
+            self._timeline = new[0]
 
     def _expects(self) -> dict[str, tuple[int, ...]] | None:
         own, values = self.engine.expects(), wanted_shapes(self._critic) if self._critic is not None else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,6 +36,15 @@ class Optimizer:
             self._schedule.step()
         self.adam.zero_grad(set_to_none=True)
         return norm, lr
+
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on, beside the parameters."""
+        return {"adam": self.adam.state_dict(), "schedule": self._schedule.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.adam.load_state_dict(state["adam"])
+        self._schedule.load_state_dict(state["schedule"])
 
 
 def lr_factor(step: int, *, kind: str, warmup: int, total: int) -> float:

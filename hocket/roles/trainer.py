@@ -17,6 +17,7 @@ from hocket.algorithms.correction import mismatch
 from hocket.algorithms.presets import Algorithm
 from hocket.algorithms.reduce import Counts
 from hocket.config import TrainerSection
+from hocket.data.files import write_batch
 from hocket.data.proto import DataProto
 from hocket.data.schema import EXPERIENCE, TRAIN_BATCH, check, collate
 from hocket.errors import ConfigError, HocketError
@@ -27,6 +28,7 @@ from hocket.observe.trace import Tracer
 from hocket.parallel.strategy import Single, Strategy
 from hocket.roles.maker import CRITIC, Report
 from hocket.roles.optimizer import Optimizer
+from hocket.roles.snapshot import Snapshot, restore
 from hocket.roles.statistics import add_up, batch_statistics
 from hocket.weights.manifest import Manifest, weights_sha256
 from hocket.weights.publisher import Publisher
@@ -83,6 +85,7 @@ class Trainer:
         self._strategy = strategy or Single()
         self.critic_travels = False
         self._pretraining = pretraining
+        self._snapshot: Snapshot | None = None
         self._publisher = Publisher(name, chunk_bytes=chunk_bytes)
         self._optimizers = {"policy": Optimizer(policy, settings, lr=settings.lr)}
         if critic is not None:
@@ -135,20 +138,46 @@ class Trainer:
             raise ConfigError(f"{type(algorithm).__name__} needs a critic, but there is none; give one, or use GRPO")
         self._algorithm = algorithm
 
-    def publish(self, version: int) -> tuple[Manifest, list[Any]]:
-        """Send the policy, and a critic that makers share, as `version`; returns what a maker's `receive` takes."""
+    def publish(self, version: int, timeline: int = 0) -> tuple[Manifest, list[Any]]:
+        """Send the policy, and a critic that makers share, as `version`; returns what a maker's `receive` takes.
+
+        A trainer that went back to a checkpoint publishes in a new `timeline`.
+        """
         with self.tracer.span("sync", version=version):
             weights = named_weights(self.policy)
             if self.critic_travels and self.critic is not None:
                 weights |= {CRITIC + name: tensor for name, tensor in named_weights(self.critic).items()}
-            return self._publisher.send(weights, version, self._transport)
+            return self._publisher.send(weights, version, self._transport, timeline=timeline)
 
-    def save(self, folder: str) -> None:
-        """Write `folder`/hf and, with a critic, `folder`/critic, each loadable by transformers as it is."""
+    def snapshot(self) -> None:
+        """Keep a copy of all state as it is between two steps, for `save` to write while training goes on."""
         with self.tracer.span("checkpoint"):
-            self.save_policy(str(Path(folder) / "hf"))
-            if self.critic is not None:
-                self.save_critic(str(Path(folder) / "critic"))
+            self._snapshot = Snapshot.of(self._models, self._optimizers)
+
+    def save(self, folder: str, names: Sequence[str] = (), units: Sequence[DataProto] = ()) -> dict[str, str]:
+        """Write the snapshot: `folder`/hf and, with a critic, `folder`/critic, each loadable by transformers as it is,
+        and in `folder`/state the optimizers, and experience that waits, a file named by `names` for each of `units`.
+        Returns the SHA-256 of the policy's weights and of all optimizer state.
+        """
+        with self.tracer.span("checkpoint"):
+            snapshot = self._snapshot or Snapshot.of(self._models, self._optimizers)
+            for name, model in self._models.items():
+                place = Path(folder) / ("hf" if name == "policy" else "critic")
+                save_hf(place, model, self._tokenizer, self._stop_ids, weights=snapshot.weights[name])
+            facts = snapshot.save(Path(folder) / "state")
+            for name, unit in zip(names, units, strict=True):
+                write_batch(Path(folder) / "state" / name, unit)
+            self._snapshot = None
+            return facts
+
+    def restore(self, folder: str) -> None:
+        """Go on from what `save` wrote. Raises CheckpointError when it is of another model or algorithm."""
+        with self.tracer.span("checkpoint"):
+            restore(Path(folder), self._models, self._optimizers)
+
+    @property
+    def _models(self) -> dict[str, PreTrainedModel]:
+        return {"policy": self.policy} | ({"value": self.critic} if self.critic is not None else {})
 
     def save_policy(self, folder: str) -> None:
         """Write the policy as a folder that transformers loads, with its tokenizer where there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -11,36 +12,41 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hocket.config import RunConfig
 from hocket.errors import ConfigError
-from hocket.observe.metrics import append_records
+from hocket.observe.metrics import append_records, read_metrics
+from hocket.run.checkpoint import newest_timeline
 
 _PACKAGES = ("hocket", "torch", "transformers", "ray", "tensordict", "numpy")
 
 
 class RunFolder:
-    """Creates the folder of a run; every file of the run has its name here.
+    """Creates the folder of a run, or opens it again to resume; every file of the run has its name here.
 
-    Raises ConfigError when the folder holds an earlier run and `run.overwrite` is not set, or cannot be made.
+    One process at a time owns it. Raises ConfigError when another one does, when the folder holds an earlier run and
+    neither `run.overwrite` nor `run.resume` is set, or cannot be made.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, again: bool = False) -> None:
         self.name = config.run.name or _auto_name(config)
-        self.path = Path(config.run.dir or Path("runs") / self.name).resolve()
+        self.path = run_path(config) or (Path("runs") / self.name).resolve()
         try:
-            if self.path.exists() and any(self.path.iterdir()):
+            if not again and self.path.exists() and any(self.path.iterdir()):
                 self._clear(overwrite=config.run.overwrite)
-            for folder in (self.path, self.samples, self.logs, self.checkpoints):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _own(self.path)
+            self._attempt = 1 + len(list((self.path / "logs").glob("attempt_*")))
+            for folder in (self.samples, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
+            latest = self.logs.parent / "latest"
+            latest.unlink(missing_ok=True)
+            latest.symlink_to(self.logs.name)
+            (self.path / "config.resolved.yaml").write_text(config.to_yaml())
+            self.write_json("env.json", environment())
         except OSError as error:
             raise ConfigError(f"cannot make run folder {str(self.path)!r}: {error}; choose another run.dir") from error
-        latest = self.logs.parent / "latest"
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(self.logs.name)
-        (self.path / "config.resolved.yaml").write_text(config.to_yaml())
-        self.write_json("env.json", environment())
 
     @property
     def samples(self) -> Path:
@@ -49,8 +55,13 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """Folder of the logs, a file per role."""
-        return self.path / "logs" / "attempt_1"
+        """Folder of the logs of this attempt, a file per role."""
+        return self.path / "logs" / f"attempt_{self._attempt}"
+
+    @property
+    def metrics(self) -> Path:
+        """A record per step."""
+        return self.path / "metrics.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -60,6 +71,50 @@ class RunFolder:
     def log(self, role: str) -> str:
         """The log file of a role."""
         return str(self.logs / f"{role}.log")
+
+    def history(self, role: str) -> str:
+        """The file in which a role notes what it did."""
+        return str(self.path / "history" / f"{role}.jsonl")
+
+    @property
+    def samples_begun(self) -> int:
+        """Samples that all attempts in this folder handed out, by the driver's own history."""
+        path = Path(self.history("driver"))
+        return (
+            sum(fact.get("samples", 0) for fact in read_metrics(path) if fact["fact"] == "leased")
+            if path.exists()
+            else 0
+        )
+
+    @property
+    def fence(self) -> int:
+        """The newest timeline that began in this folder; -1 before the first."""
+        return newest_timeline(self.checkpoints)
+
+    def forget_after(self, step: int) -> None:
+        """Take back the records and samples of the steps behind `step`: they will be made again."""
+        if self.metrics.exists():
+            kept = [record for record in read_metrics(self.metrics) if record["step"] <= step]
+            aside = self.metrics.with_suffix(".tmp")
+            aside.unlink(missing_ok=True)
+            append_records(aside, kept)
+            aside.replace(self.metrics)
+        for path in self.samples.glob("step_*.jsonl"):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+
+    def take_request(self, what: str) -> int | None:
+        """The number that somebody asked for, once."""
+        path = self.path / f"request.{what}"
+        if not path.exists():
+            return None
+        number = int(path.read_text())
+        path.unlink()
+        return number
+
+    def answer_request(self, what: str, number: int) -> None:
+        """Say that a request was met."""
+        (self.path / f"answer.{what}").write_text(str(number))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file."""
@@ -73,17 +128,46 @@ class RunFolder:
         """Take the folder away again."""
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def close(self) -> None:
+        """Another process may have it."""
+        self._lock.close()
+
     def _clear(self, *, overwrite: bool) -> None:
         ours = (self.path / "config.resolved.yaml").exists()
         if not overwrite:
             what = "holds an earlier run" if ours else "exists and is not empty"
             raise ConfigError(
                 f"run folder {str(self.path)!r} {what}; choose another run.name or run.dir, "
-                "or replace it with run.overwrite=true"
+                "replace it with run.overwrite=true" + (", or go on with it with --resume" if ours else "")
             )
         if not ours:
             raise ConfigError(f"{str(self.path)!r} is not a run folder; run.overwrite only replaces earlier runs")
+        _own(self.path).close()
         shutil.rmtree(self.path)
+
+
+def run_path(config: RunConfig) -> Path | None:
+    """The folder that the config names; None when a name is to be made up."""
+    if config.run.dir is None and config.run.name is None:
+        return None
+    return Path(config.run.dir or Path("runs") / str(config.run.name)).resolve()
+
+
+def _own(folder: Path) -> TextIO:
+    """A lock on the folder, which goes with the process that holds it. Raises ConfigError naming who has it."""
+    lock = (folder / "lock").open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        raise ConfigError(
+            f"run folder {str(folder)!r} is in use by {lock.read().strip() or 'another process'}; wait until that run "
+            "has ended, or choose another run.name or run.dir"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {platform.node()}\n")
+    lock.flush()
+    return lock
 
 
 def environment() -> dict[str, Any]:

@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from hocket.errors import HocketError
 
-ACCOUNTS = ("trained", "buffered", "in_flight", "failed")
+# Why samples that were started are not trained. The list is closed: another reason is a fault of hocket.
+REASONS = ("reward_error", "maker_lost", "rolled_back")
+ACCOUNTS = ("trained", "buffered", "in_flight", *REASONS)
 
 
 class Ledger:
-    """Counts samples. `started` adds to what was produced; everything else moves samples between accounts."""
+    """Counts samples. `started` adds to what was produced; `move` puts samples from one account into another.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.produced = 0
+    Its owner holds a lock: the counts are read and changed together with what they count.
+    """
+
+    def __init__(self, accounts: Mapping[str, int] | None = None) -> None:
         self.accounts: dict[str, int] = dict.fromkeys(ACCOUNTS, 0)
+        for account, samples in (accounts or {}).items():
+            self._known(account)
+            self.accounts[account] = samples
+        self.produced = sum(self.accounts.values())
 
     def started(self, samples: int) -> None:
         """A maker begins with them."""
-        with self._lock:
-            self.produced += samples
-            self.accounts["in_flight"] += samples
+        self.produced += samples
+        self.accounts["in_flight"] += samples
 
-    def made(self, samples: int) -> None:
-        """They are experience now and wait for the trainer."""
-        self._move("in_flight", "buffered", samples)
-
-    def trained(self, samples: int) -> None:
-        """They went into an optimizer step."""
-        self._move("buffered", "trained", samples)
-
-    @contextmanager
-    def failing(self, samples: int) -> Generator[None, None, None]:
-        """In flight while the body runs; an error of it puts them into `failed`."""
-        try:
-            yield
-        except HocketError:
-            self._move("in_flight", "failed", samples)
-            raise
+    def move(self, source: str, target: str, samples: int) -> None:
+        """So many samples change their account."""
+        self._known(source)
+        self._known(target)
+        self.accounts[source] -= samples
+        self.accounts[target] += samples
 
     def balance(self) -> dict[str, float]:
         """All accounts as metrics `ledger/<account>`, with `ledger/produced`.
 
         Raises HocketError when they do not add up: a fault of hocket, never of the user.
         """
-        with self._lock:
-            if sum(self.accounts.values()) != self.produced or min(self.accounts.values()) < 0:
-                raise HocketError(f"the ledger does not balance: produced {self.produced}, accounts {self.accounts}")
-            return {f"ledger/{name}": float(n) for name, n in {"produced": self.produced, **self.accounts}.items()}
+        if sum(self.accounts.values()) != self.produced or min(self.accounts.values()) < 0:
+            raise HocketError(f"the ledger does not balance: produced {self.produced}, accounts {self.accounts}")
+        return {f"ledger/{name}": float(n) for name, n in {"produced": self.produced, **self.accounts}.items()}
 
-    def _move(self, source: str, target: str, samples: int) -> None:
-        with self._lock:
-            self.accounts[source] -= samples
-            self.accounts[target] += samples
+    def _known(self, account: str) -> None:
+        if account not in self.accounts:
+            raise HocketError(f"the ledger has no account {account!r}; it has {', '.join(ACCOUNTS)}")

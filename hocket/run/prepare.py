@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,6 +189,9 @@ def _start_model(checked: Checked, folder: Path, say: Callable[[str], None]) -> 
     config, section, tokenizer = checked.config, checked.config.model, checked.tokenizer
     if section.name and not section.warm_start.steps:
         return section.name
+    init = folder / "init"
+    if init.is_dir():  # of an earlier attempt: whole, since it was renamed
+        return str(init)
     spec = ModelSpec(section.name, section.config, seed=config.seed, trust_remote_code=section.trust_remote_code)
     if section.config:
         sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
@@ -204,8 +208,11 @@ def _start_model(checked: Checked, folder: Path, say: Callable[[str], None]) -> 
             seed=config.seed,
         )
         say(f"warm start: {section.warm_start.steps} supervised steps, last loss {loss:.3f} nats per token")
-    save_hf(folder / "init", model, tokenizer, checked.stop_ids)
-    return str(folder / "init")
+    aside = folder / "init.tmp"
+    shutil.rmtree(aside, ignore_errors=True)
+    save_hf(aside, model, tokenizer, checked.stop_ids)
+    aside.rename(init)
+    return str(init)
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:

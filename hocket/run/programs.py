@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from hocket.config import Colocated, Detached, Local
+from hocket.errors import DataLost, RewardError, WorkerDied
 from hocket.roles.build import build_maker, build_trainer
-from hocket.roles.experience_buffer import ExperienceBuffer
-from hocket.run.admission import Admission
 from hocket.run.cluster import cluster
-from hocket.run.session import Session
-from hocket.run.supervise import Supervisor
-from hocket.single_controller.future import future_of
+from hocket.run.crew import Crew, Member, Retired
+from hocket.run.flow import unit_key
+from hocket.run.session import Draining, Session
+from hocket.run.supervise import Restarts, Supervisor
 from hocket.weights.transport import InProcess
 from hocket.workers.topology import target_trainers
 
@@ -22,99 +23,169 @@ def run_program(session: Session) -> None:
     placement = session.config.placement
     match placement:
         case Local():
-            transport = InProcess()
-            lockstep(session, build_maker(session.blueprint, transport), build_trainer(session.blueprint, transport))
+            build = partial(_build_both, session)
+            lockstep(session, build)
         case Colocated():
-            from hocket.run.start import start_colocated
+            from hocket.run.start import OneProcess
 
             with cluster(session.config.ray.address, placement.bundles) as where:
                 session.console.header([where])
-                lockstep(session, *start_colocated(session, placement))
+                lockstep(session, OneProcess(session, placement))
         case Detached():
-            from hocket.run.start import start_detached
+            from hocket.run.start import ManyProcesses
 
             with cluster(session.config.ray.address, placement.bundles) as where:
                 session.console.header([where])
                 supervisor = Supervisor()
-                detached(session, placement, *start_detached(session, placement, supervisor.check), supervisor)
+                workshop = ManyProcesses(session, placement, supervisor.check)
+                crew = Crew(
+                    workshop,
+                    session.config.supervise,
+                    supervisor,
+                    makers=placement.makers,
+                    say=session.console.note,
+                )
+                detached(session, placement, crew, supervisor)
 
 
-def lockstep(session: Session, maker: Any, trainer: Any) -> None:
-    """One pool: make, train, swap, in turn. `maker` and `trainer` are the roles or groups that hold them."""
-    maker.receive(*trainer.publish(0))
-    session.evaluate(lambda units: [maker.evaluate(unit) for unit in units], version=0)
-    for step in session.steps:
-        units = session.units(step)
-        session.ledger.started(sum(map(session.samples_of, units)))
-        experience = [maker.make(unit, at_least=step) for unit in units]
-        metrics = trainer.train(experience, step=step)
-        session.ledger.made(int(metrics["samples"]))
-        maker.receive(*trainer.publish(step + 1))
-        session.record(step, metrics, [maker.report(), trainer.report()])
-        session.checkpoint(step + 1, trainer.save, trainer.sha256)
-    last = len(session.steps)
-    session.evaluate(lambda units: [maker.evaluate(unit, at_least=last) for unit in units], version=last)
-    session.finish([maker.report(), trainer.report()])
+def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:
+    """One pool: make, train, swap, in turn. `start` makes the two roles, or groups that hold them, also once more."""
+    flow, restarts = session.flow, Restarts.of(session.config.supervise, "trainer")
+    maker, trainer = start()
+    session.restore(trainer.restore)
+
+    def publish() -> None:
+        maker.receive(*trainer.publish(flow.step, flow.timeline))
+        flow.advance(flow.step)
+
+    def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
+        return [maker.evaluate(unit, at_least=flow.step, timeline=flow.timeline) for unit in units]
+
+    def one_step() -> None:
+        leases = flow.offer_step("worker-0")
+        made = [maker.make(lease.unit, at_least=lease.at_least, timeline=lease.timeline) for lease in leases]
+        metrics = trainer.train(made, step=flow.step)
+        for lease in leases:
+            flow.made(lease, None, lease.samples, versions=[(0, flow.step)])
+        books = flow.trained(flow.step)
+        publish()
+        session.record(books, metrics, [maker.report(), trainer.report()])
+        session.checkpoint(books, trainer, metrics)
+
+    publish()
+    session.evaluate(evaluate, first=True)
+    while session.going:
+        try:
+            one_step()
+        except WorkerDied as error:
+            session.console.note(f"{error.message.splitlines()[0]} A new one takes its place.")
+            restarts.spend(error)
+            maker, trainer = start()
+            session.rewind(trainer.restore)
+            publish()
+    session.conclude(trainer, evaluate, lambda: [maker.report(), trainer.report()])
 
 
-def detached(session: Session, placement: Detached, makers: list[Any], trainer: Any, supervisor: Supervisor) -> None:
-    """Makers and trainer at work at the same time; admission bounds how far apart they may be.
+def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supervisor) -> None:
+    """Makers and trainer at work at the same time; the flow bounds how far apart they may be.
 
     The rank that trains a unit is decided by the unit's number; a maker makes units of the ranks that it feeds.
     """
-    admission = Admission(session.units, steps=session.steps, max_staleness=placement.max_staleness)
-    # a maker that takes too long is found by its own deadline; this one is for what nobody foresaw
-    buffer = ExperienceBuffer(units_per_step=session.units_per_step, timeout=2 * session.config.ray.call_timeout)
+    flow = session.flow
 
-    def make(maker: Any, ranks: list[int]) -> None:
+    def make(maker: Member) -> None:
         def fits(unit: Any) -> bool:
-            return unit.meta_info["unit"] % placement.trainers in ranks
+            return unit_key(unit)[1] % placement.trainers in feeds(placement, crew.makers.index(maker), crew)
 
-        while (unit := admission.next(fits, stop=supervisor.check)) is not None:
-            session.ledger.started(session.samples_of(unit))
-            experience, rows = maker.send("make_unit", unit, at_least=admission.oldest(unit))
-            with session.ledger.failing(session.samples_of(unit)):
-                session.ledger.made(maker.get(rows, what=_name(unit)))
-            buffer.put(unit.meta_info["step"], unit.meta_info["unit"], future_of(experience))
+        lease = None
+        while True:
+            try:
+                if (lease := flow.next(maker.name, fits=fits, stop=maker.check)) is None:
+                    return
+                experience, facts = maker.make(lease)
+                flow.made(lease, experience, facts.rows, versions=facts.versions)
+            except RewardError as error:
+                if lease is None or not flow.drop(lease, "reward_error"):
+                    raise
+                session.console.note(f"a unit is given up: {error.message}")
+            except WorkerDied as error:
+                if lease is not None:
+                    flow.lost(lease, error.message)
+                crew.replace_maker(maker, error)
+            except Retired:
+                crew.dismiss(maker)
+                return
+            lease = None
 
-    def publish(version: int) -> None:
-        manifest, handles = trainer.call("publish", version)
-        for maker, done in [(maker, maker.send("receive", manifest, handles)) for maker in makers]:
-            maker.get(done, what=f"receive weights version {version}")
-        admission.advance(version)
+    def publish() -> None:
+        crew.publish(flow.step, flow.timeline)
+        flow.advance(flow.step)
+
+    def one_step() -> None:
+        step = flow.step
+        with session.tracer.span("wait", step=step + 1):
+            experience = flow.take(step, timeout=session.patience, stop=stop)
+        try:
+            metrics = crew.trainer.now.train(experience, step=step)
+        except DataLost:
+            flow.again(step)
+            return
+        books = flow.trained(step)
+        publish()
+        session.record(books, metrics, crew.reports(), queue_depth=flow.depth)
+        session.checkpoint(books, crew.trainer.now, metrics)
+
+    def stop() -> None:
+        supervisor.check()
+        session.check()
+        crew.trainer.check()
 
     def train() -> None:
-        for step in session.steps:
-            with session.tracer.span("wait", step=step + 1):
-                experience = buffer.take(step, stop=supervisor.check)
-            metrics = trainer.train(experience, step=step)
-            publish(step + 1)
-            session.record(step, metrics, [m.call("report") for m in (*makers, trainer)], queue_depth=buffer.depth)
-            session.checkpoint(step + 1, partial(trainer.call, "save"), partial(trainer.call, "sha256"))
+        while session.going:
+            try:
+                one_step()
+            except Draining:
+                break
+            except WorkerDied as error:
+                recover(error)
+        flow.close()
 
-    publish(0)
-    session.evaluate(partial(_evaluate, makers, 0), version=0)
-    loops = {
-        f"loop of {maker.name}": partial(make, maker, feeds)
-        for maker, feeds in zip(makers, edges(placement), strict=True)
-    }
-    supervisor.together(loops, main=train)
-    session.evaluate(partial(_evaluate, makers, len(session.steps)), version=len(session.steps))
-    session.finish([m.call("report") for m in (*makers, trainer)])
+    def recover(error: WorkerDied) -> None:
+        try:
+            crew.replace_trainer(error)
+            session.rewind(crew.trainer.now.restore)
+            publish()
+        except WorkerDied as another:
+            recover(another)
+
+    def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
+        return crew.evaluate(units, version=flow.step, timeline=flow.timeline)
+
+    def scale() -> None:
+        while True:
+            if (wanted := session.wanted_makers()) is not None:
+                for maker in crew.scale(wanted):
+                    supervisor.spawn(f"loop of {maker.name}", partial(make, maker))
+                session.scaled(len(crew.makers))
+            supervisor.pause(session.config.supervise.heartbeat)
+
+    try:
+        session.restore(crew.trainer.now.restore)
+        publish()
+        supervisor.beside("watchdog", crew.watch)
+        session.evaluate(evaluate, first=True)
+        supervisor.beside("scaling", scale)
+        supervisor.together({f"loop of {maker.name}": partial(make, maker) for maker in crew.makers}, main=train)
+        session.conclude(crew.trainer.now, evaluate, crew.reports)
+    finally:
+        supervisor.end()
 
 
-def edges(placement: Detached) -> list[list[int]]:
-    """The ranks that each maker feeds: as the placement says, or by the rule of `get_receivers_per_sender`."""
-    sizes = placement.makers, placement.trainers
-    return placement.edges or [target_trainers(i, *sizes) for i in range(placement.makers)]
+def feeds(placement: Detached, index: int, crew: Crew) -> list[int]:
+    """The ranks that a maker feeds: as the placement says, or by the rule of `get_receivers_per_sender`."""
+    return placement.edges[index] if placement.edges else target_trainers(index, len(crew.makers), placement.trainers)
 
 
-def _evaluate(makers: list[Any], version: int, units: list[Any]) -> list[dict[str, list[float]]]:
-    """Held-out units over all makers in turn; answers come back in unit order."""
-    jobs = [(makers[i % len(makers)], unit) for i, unit in enumerate(units)]
-    refs = [(maker, maker.send("evaluate", unit, at_least=version)) for maker, unit in jobs]
-    return [maker.get(ref, what="evaluate") for maker, ref in refs]
-
-
-def _name(unit: Any) -> str:
-    return f"make unit {unit.meta_info['unit']} of step {unit.meta_info['step'] + 1}"
+def _build_both(session: Session) -> tuple[Any, Any]:
+    transport = InProcess()
+    return build_maker(session.blueprint, transport), build_trainer(session.blueprint, transport)

@@ -1,4 +1,4 @@
-"""Starts the processes of a placement on Ray, each with its log, and waits until they are ready."""
+"""Starts the processes of a placement on Ray, each with its log."""
 
 from __future__ import annotations
 
@@ -24,55 +24,79 @@ from hocket.weights.transport import InProcess
 from hocket.workers.maker_worker import MAKER_GROUPS, MakerWorker
 from hocket.workers.meeting import env_info, meet
 from hocket.workers.process import where
-from hocket.workers.trainer_worker import TrainerWorker
+from hocket.workers.trainer_worker import STEP_GROUPS, TrainerWorker
 
 
-def start_colocated(session: Session, placement: Colocated) -> tuple[RayWorkerGroup, RayWorkerGroup]:
-    """One process that holds a maker and a trainer: a group for each of the two."""
-    blueprint, log, device = session.blueprint, session.folder.log("worker-0"), _device(placement.gpus_per_worker)
-    maker = partial(build_maker, blueprint, InProcess(), device=device)
-    trainer = partial(build_trainer, blueprint, InProcess(), device=device)
-    bound = create_colocated_worker_cls(
-        {
-            "maker": RayClassWithInitArgs(MakerWorker, maker, log=log),
-            "trainer": RayClassWithInitArgs(TrainerWorker, trainer, log=log),
-        }
-    )
-    pool = RayResourcePool([1], cpus_per_worker=placement.cpus_per_worker, gpus_per_worker=placement.gpus_per_worker)
-    waiter = _waiter(session)
-    limit = session.config.ray.start_timeout
-    group = RayWorkerGroup(pool, bound, waiter=waiter, name="worker-0", ray_wait_register_center_timeout=limit)
-    roles = group.spawn({"maker", "trainer"})
-    return roles["maker"], roles["trainer"]
+class OneProcess:
+    """A maker and a trainer in one worker process: a group for each of the two, started again when it died."""
 
+    def __init__(self, session: Session, placement: Colocated) -> None:
+        self._session, self._placement = session, placement
+        self._pool: RayResourcePool | None = None
 
-def start_detached(session: Session, placement: Detached, stop: Callable[[], None]) -> tuple[list[Remote], Ranks]:
-    """All makers and the ranks of the trainer, each an actor of its own; `stop` may raise to end every wait on them."""
-    waiter, blueprint = _waiter(session, stop), session.blueprint
-
-    def actor(cls: type, build: Callable[[], Any], name: str, *, gpus: float, groups: dict[str, int]) -> Remote:
-        made = cast(Any, ray.remote)(concurrency_groups=groups, max_restarts=0)(cls).options(
-            num_cpus=placement.cpus_per_worker, num_gpus=gpus
+    def __call__(self) -> tuple[RayWorkerGroup, RayWorkerGroup]:
+        """Start the process, and end the one before."""
+        session, placement = self._session, self._placement
+        if self._pool is not None:
+            self._pool.close()
+        log, device = session.folder.log("worker-0"), _device(placement.gpus_per_worker)
+        maker = partial(build_maker, session.blueprint, InProcess(), device=device)
+        trainer = partial(build_trainer, session.blueprint, InProcess(), device=device)
+        history = session.folder.history
+        bound = create_colocated_worker_cls(
+            {
+                "maker": RayClassWithInitArgs(MakerWorker, maker, log=log, history=history("maker-0")),
+                "trainer": RayClassWithInitArgs(TrainerWorker, trainer, log=log, history=history("trainer-0")),
+            }
         )
-        return Remote(made.remote(build, log=session.folder.log(name)), name=name, waiter=waiter)
-
-    def maker(i: int) -> Remote:
-        gpus = placement.gpus_per_maker
-        build = partial(build_maker, blueprint, ObjectStore(), index=i, device=_device(gpus))
-        return actor(MakerWorker, build, f"maker-{i}", gpus=gpus, groups=MAKER_GROUPS)
-
-    def rank(i: int, info: dict[str, str]) -> Remote:
-        gpus, ray_settings = placement.gpus_per_trainer, session.config.ray
-        build = partial(_build_rank, info, blueprint, ObjectStore(), ray_settings, index=i, device=_device(gpus))
-        return actor(TrainerWorker, build, f"trainer-{i}", gpus=gpus, groups={"compute": 1})
-
-    makers = [maker(i) for i in range(placement.makers)]
-    ranks = [rank(i, info) for i, info in enumerate(env_info(placement.trainers))]
-    for role in (*makers, *ranks):
-        waiter.watch(
-            *role.get(role.send("__ray_call__", where), what="start", timeout=session.config.ray.start_timeout)
+        self._pool = RayResourcePool(
+            [1], cpus_per_worker=placement.cpus_per_worker, gpus_per_worker=placement.gpus_per_worker
         )
-    return makers, Ranks(ranks, waiter=waiter)
+        limit = session.config.ray.start_timeout
+        group = RayWorkerGroup(
+            self._pool, bound, waiter=_waiter(session), name="worker-0", ray_wait_register_center_timeout=limit
+        )
+        roles = group.spawn({"maker", "trainer"})
+        return roles["maker"], roles["trainer"]
+
+
+class ManyProcesses:
+    """Makers and the ranks of a trainer, each an actor of its own; `stop` may raise to end every wait on them."""
+
+    def __init__(self, session: Session, placement: Detached, stop: Callable[[], None]) -> None:
+        self._session, self._placement = session, placement
+        self._waiter = _waiter(session, stop)
+
+    def maker(self, index: int) -> Remote:
+        """See Workshop."""
+        gpus, blueprint = self._placement.gpus_per_maker, self._session.blueprint
+        build = partial(build_maker, blueprint, ObjectStore(), index=index, device=_device(gpus))
+        return self._start(MakerWorker, build, f"maker-{index}", gpus=gpus, groups=MAKER_GROUPS)
+
+    def trainer(self) -> Ranks:
+        """See Workshop."""
+        infos = env_info(self._placement.trainers)
+        return Ranks([self._rank(i, info) for i, info in enumerate(infos)], waiter=self._waiter)
+
+    def ready(self, *roles: Remote) -> None:
+        """See Workshop."""
+        limit = self._session.config.ray.start_timeout
+        for role in roles:
+            self._waiter.watch(*role.get(role.send("__ray_call__", where), what="start", timeout=limit))
+
+    def _rank(self, index: int, info: dict[str, str]) -> Remote:
+        gpus, blueprint, limits = self._placement.gpus_per_trainer, self._session.blueprint, self._session.config.ray
+        build = partial(_build_rank, info, blueprint, ObjectStore(), limits, index=index, device=_device(gpus))
+        return self._start(TrainerWorker, build, f"trainer-{index}", gpus=gpus, groups=STEP_GROUPS)
+
+    def _start(self, cls: type, build: Callable[[], Any], name: str, *, gpus: float, groups: dict[str, int]) -> Remote:
+        # Ray's own restarts and retries would reset the state and reorder calls
+        made = cast(Any, ray.remote)(concurrency_groups=groups, max_restarts=0, max_task_retries=0)(cls).options(
+            num_cpus=self._placement.cpus_per_worker, num_gpus=gpus
+        )
+        folder = self._session.folder
+        actor = made.remote(build, log=folder.log(name), history=folder.history(name))
+        return Remote(actor, name=name, waiter=self._waiter)
 
 
 def _build_rank(

@@ -16,44 +16,73 @@ from hocket.run.cluster import demand_gpus, total
 from hocket.run.folder import RunFolder
 from hocket.run.prepare import check_input, prepare
 from hocket.run.programs import run_program
+from hocket.run.resume import demand_prompts, find_checkpoint
 from hocket.run.session import Session
-from hocket.run.signals import uninterrupted
+from hocket.run.signals import stopping, uninterrupted
 
 _LOG = logging.getLogger("hocket")
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run ended because the user asked for it; `signal` is SIGINT or SIGTERM."""
+
+    def __init__(self, signal: str) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
     """Run `config` to its end and return its summary (also in `summary.json` of the run folder).
 
-    On an error or Ctrl-C the folder still gets what there is; the error is raised again.
+    With `run.resume` it goes on from a checkpoint; a run that has all its steps is left as it is. On an error or
+    Ctrl-C the folder still gets what there is; the error is raised again.
     """
     if config.ray.address is None:
         demand_gpus(config.placement.bundles)
+    notes: list[str] = []
+    saved = find_checkpoint(config, notes.append)
+    if saved is not None and saved.step >= config.trainer.max_steps:
+        return _finished(saved.path.parent.parent, saved.step, stream or sys.stdout)
     checked = check_input(config)
-    folder = RunFolder(config)
+    folder = RunFolder(config, again=config.run.resume in ("latest",) or str(config.run.resume).startswith("step:"))
     title = f"{folder.name} · {config.algo.name} · {config.placement.kind}"
     with ExitStack() as stack:
+        stack.callback(folder.close)
         console = make_console(title=title, total_steps=config.trainer.max_steps, stream=stream or sys.stdout)
         stack.enter_context(console)
         stack.enter_context(_log_to(folder.log("driver")))
-        console.header([f"run folder {_short(folder.path)}"])
+        console.header([f"run folder {_short(folder.path)}", *notes])
         console.header(checked.facts)
         try:
             prepared = prepare(checked, folder.path, console.note)
+            if saved is not None:
+                demand_prompts(saved, prepared.schedule.sha256)
         except BaseException:
-            folder.remove()  # nothing has run: the name is free again
+            if config.run.resume is None:
+                folder.remove()  # nothing has run: the name is free again
             raise
-        session = Session(config, folder, prepared, console)
-        try:
+        session = Session(config, folder, prepared, console, saved=saved)
+        if config.run.resume is not None:
+            console.header([_resumed(session)])
+        return _run(session)
+
+
+def _run(session: Session) -> dict[str, Any]:
+    ended_by: str | None = None
+    try:
+        with stopping(session):
             run_program(session)
-        except BaseException as error:
-            session.summary["ended_by"] = error.message if isinstance(error, HocketError) else type(error).__name__
-            _LOG.exception("the run ended early")
-            raise
-        finally:
-            with uninterrupted():
-                session.close()
-    return session.summary
+        ended_by = session.stop_requested
+    except BaseException as error:
+        ended_by = error.message if isinstance(error, HocketError) else session.stop_requested or type(error).__name__
+        _LOG.exception("the run ended early")
+        raise
+    finally:
+        with uninterrupted():
+            summary = session.close(ended_by=ended_by)
+    if session.stop_requested is not None:
+        raise Interrupted(session.stop_requested)
+    return summary
 
 
 def check(config: RunConfig) -> list[str]:
@@ -61,6 +90,24 @@ def check(config: RunConfig) -> list[str]:
     bundles = config.placement.bundles
     asked = f"asks Ray for {len(bundles)} processes: {total(bundles)}" if bundles else "needs no Ray"
     return [*check_input(config).facts, f"placement {config.placement.kind} {asked}", "", config.to_yaml()]
+
+
+def _finished(folder: Path, step: int, stream: TextIO) -> dict[str, Any]:
+    """The summary of a run that has all its steps already; nothing is touched."""
+    import json
+
+    print(f"already at max_steps: run folder {_short(folder)} has {step} steps", file=stream)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def _resumed(session: Session) -> str:
+    step, accounts = session.flow.step, session.flow.ledger.accounts
+    if not step:
+        return "resumed: there was no checkpoint yet, so it begins again"
+    return (
+        f"resumed behind step {step}: weights, optimizers, ledger and prompts go on; "
+        f"{accounts['buffered']} samples wait, {accounts['rolled_back']} were rolled back so far"
+    )
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-Key = tuple[str, int]  # sender and version
+Age = tuple[int, int]  # timeline and version
+Key = tuple[str, int, int]  # sender, timeline, version
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,27 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version: who sent it, its tensors, the sizes of its chunks in bytes, xxh3-128 over layout and bytes."""
+    """One version: who sent it, its tensors, the sizes of its chunks in bytes, xxh3-128 over layout and bytes.
+
+    A trainer that went back to a checkpoint counts versions in a new `timeline`; those of an older one are older.
+    """
 
     sender: str
     version: int
     tensors: tuple[TensorSpec, ...]
     chunks: tuple[int, ...]
     digest: str
+    timeline: int = 0
 
     @property
     def key(self) -> Key:
-        """Sender and version."""
-        return self.sender, self.version
+        """Sender, timeline and version."""
+        return self.sender, self.timeline, self.version
+
+    @property
+    def age(self) -> Age:
+        """Timeline and version: the newer one is greater."""
+        return self.timeline, self.version
 
 
 def layout(weights: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:

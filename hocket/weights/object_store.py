@@ -8,7 +8,7 @@ from typing import Any, cast
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
-from hocket.errors import WeightSyncError
+from hocket.errors import WeightsGone, WeightSyncError
 from hocket.weights.manifest import Chunk
 
 
@@ -34,4 +34,4 @@ class ObjectStore:
         except GetTimeoutError as error:
             raise WeightSyncError(f"a chunk of weights did not arrive within {timeout:.0f} s") from error
         except ObjectLostError as error:
-            raise WeightSyncError(f"a chunk of weights is gone because its sender ended: {error}") from error
+            raise WeightsGone(f"a chunk of weights is gone because its sender ended: {error}") from error

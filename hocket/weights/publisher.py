@@ -20,10 +20,13 @@ class Publisher:
         self._chunk_bytes = chunk_bytes
         self._hashing = ThreadPoolExecutor(1, "digest")
 
-    def send(self, weights: Mapping[str, Tensor], version: int, transport: Transport) -> tuple[Manifest, list[Any]]:
+    def send(
+        self, weights: Mapping[str, Tensor], version: int, transport: Transport, *, timeline: int = 0
+    ) -> tuple[Manifest, list[Any]]:
         """The manifest of `version`, and the transport's handles of its chunks; then the weights may change again."""
         tensors, chunks = layout(weights), cut(weights, self._chunk_bytes)
         hashed = self._hashing.submit(digest, tensors, chunks)
         transport.clear()  # the last version's chunks, before there are new ones
         handles = transport.send(chunks)
-        return Manifest(self._sender, version, tensors, tuple(map(len, chunks)), hashed.result()), handles
+        sizes = tuple(map(len, chunks))
+        return Manifest(self._sender, version, tensors, sizes, hashed.result(), timeline), handles

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from hocket.errors import WeightSyncError
 from hocket.models.policy import demand_fit
-from hocket.weights.manifest import Chunk, Key, Manifest, digest, unpack
+from hocket.weights.manifest import Age, Chunk, Key, Manifest, digest, unpack
 
 Load = Callable[[Iterable[tuple[str, Tensor]], int], None]
 Shapes = Mapping[str, tuple[int, ...]]
+_NEVER = (0, -1)
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Receiver:
         self._source: str | None = None
         self._arriving: dict[str, _Staging] = {}
         self._committed: _Staging | None = None
-        self._newest: dict[str, int] = {}
+        self._newest: dict[str, Age] = {}
 
     def claim(self, sender: str) -> None:
         """`sender` will be the source of weights. Raises WeightSyncError when another one is, naming both."""
@@ -59,20 +60,25 @@ class Receiver:
     def begin(self, manifest: Manifest) -> None:
         """Announce a version. Raises WeightSyncError when it is not the claimed source's, does not fit the model, or
         is older than what was committed or is arriving."""
-        sender, version = manifest.key
+        sender, version = manifest.sender, manifest.version
         with self._lock:
             if self._source not in (None, sender) and self._arbitrate is None:
                 raise WeightSyncError(f"{self._name} gets its weights from {self._source}, not from {sender}")
             if self._expect is not None:
                 sent = {spec.name: spec.shape for spec in manifest.tensors}
                 demand_fit(self._expect, sent, what=f"weights version {version} of {sender}", model=self._name)
-            committed, arriving = self._newest.get(sender, -1), self._arriving.get(sender)
-            if version <= committed:
+            committed, arriving = self._newest.get(sender, _NEVER), self._arriving.get(sender)
+            if manifest.timeline < committed[0]:
                 raise WeightSyncError(
-                    f"weights version {version} of {sender} is not newer than the committed version {committed}; "
+                    f"weights version {version} of {sender} is of timeline {manifest.timeline}, and this is timeline "
+                    f"{committed[0]}: that trainer was replaced"
+                )
+            if manifest.age <= committed:
+                raise WeightSyncError(
+                    f"weights version {version} of {sender} is not newer than the committed version {committed[1]}; "
                     "a publisher counts versions up"
                 )
-            if arriving is not None and version < arriving.manifest.version:
+            if arriving is not None and manifest.age < arriving.manifest.age:
                 raise WeightSyncError(
                     f"weights version {version} of {sender} is older than version {arriving.manifest.version}, which "
                     "is arriving; a publisher counts versions up"
@@ -86,12 +92,12 @@ class Receiver:
             sizes = staging.manifest.chunks
             if not 0 <= index < len(sizes) or len(data) != sizes[index]:
                 wanted = f"{sizes[index]} bytes" if 0 <= index < len(sizes) else f"an index below {len(sizes)}"
-                raise WeightSyncError(f"chunk {index} of version {key[1]} has {len(data)} bytes; wanted {wanted}")
+                raise WeightSyncError(f"chunk {index} of version {key[-1]} has {len(data)} bytes; wanted {wanted}")
             staging.chunks[index] = data
 
     def commit(self, key: Key) -> None:
         """Accept the version: all chunks are there and the digest is right; else WeightSyncError."""
-        sender, version = key
+        sender, _, version = key
         with self._lock:
             staging = self._expected(key)
             manifest = staging.manifest
@@ -107,7 +113,7 @@ class Receiver:
                 )
             if self._arriving.get(sender) is staging:
                 del self._arriving[sender]
-            self._committed, self._newest[sender] = staging, version
+            self._committed, self._newest[sender] = staging, manifest.age
             self._lock.notify_all()
 
     def abort(self, key: Key) -> None:
@@ -121,39 +127,38 @@ class Receiver:
         self,
         load: Load,
         *,
-        at_least: int,
-        current: int,
+        at_least: Age,
+        current: Age,
         timeout: float,
         stop: Callable[[], None] = lambda: None,
-    ) -> bool:
+    ) -> Age | None:
         """Put the committed version into use, first waiting until it is `at_least` that version.
 
-        Called only between two units, by the thread that generates. Returns whether anything changed; raises
-        WeightSyncError when the version does not arrive within `timeout` seconds. `stop` is asked meanwhile, and may
-        raise.
+        Ages are timeline and version. Called only between two units, by the thread that generates. Returns the age
+        of what is newly in use, None when nothing changed; raises WeightSyncError when the version does not arrive
+        within `timeout` seconds. `stop` is asked meanwhile, and may raise.
         """
         end = time.monotonic() + timeout
         with self._lock:
-            while max(current, *self._newest.values(), -1) < at_least:
+            while max([current, *self._newest.values()]) < at_least:
                 if (left := end - time.monotonic()) <= 0:
                     raise WeightSyncError(
-                        f"waited {timeout:g} s for weights version {at_least}; newest committed is "
-                        f"{max(self._newest.values(), default=-1)}, in use is {current}: the trainer did not publish "
-                        "or its chunks did not arrive"
+                        f"waited {timeout:g} s for weights version {at_least[1]}; newest committed is "
+                        f"{max(self._newest.values(), default=_NEVER)[1]}, in use is {current[1]}: the trainer did not "
+                        "publish or its chunks did not arrive"
                     )
                 stop()
                 self._lock.wait(min(left, 0.5))
             staging, self._committed = self._committed, None
         if staging is None:
-            return False
+            return None
         chunks = [staging.chunks[i] for i in range(len(staging.manifest.chunks))]
         load(unpack(staging.manifest, chunks), staging.manifest.version)
-        return True
+        return staging.manifest.age
 
     def _expected(self, key: Key) -> _Staging:
-        sender, version = key
-        staging = self._arriving.get(sender)
-        if staging is None or staging.manifest.version != version:
+        staging = self._arriving.get(key[0])
+        if staging is None or staging.manifest.key != key:
             found = staging.manifest.version if staging else "none"
-            raise WeightSyncError(f"version {version} was not announced; arriving is {found}: call begin first")
+            raise WeightSyncError(f"version {key[-1]} was not announced; arriving is {found}: call begin first")
         return staging
