@@ -257,5 +257,5 @@ class Crew:
     def _pause(self, kind: str, member: Member, error: WorkerDied) -> None:
         member.now.kill()
         pause = self._budgets[kind].spend(error)
-        self._say(f"{error.message.splitlines()[0]} A new {kind} takes its place.")
+        self._say(f"{error.message.splitlines()[0]}; a new {kind} takes its place")
         self._supervisor.pause(pause)

@@ -78,7 +78,7 @@ def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:
         try:
             one_step()
         except WorkerDied as error:
-            session.console.note(f"{error.message.splitlines()[0]} A new one takes its place.")
+            session.console.note(f"{error.message.splitlines()[0]}; a new one takes its place")
             restarts.spend(error)
             maker, trainer = start()
             session.rewind(trainer.restore)
