@@ -35,7 +35,7 @@ def test_units_only_cut_the_same_sequence(per_unit):
     plan = schedule(per_unit=per_unit)
     assert uids(plan, range(6)) == uids(schedule(), range(6))
     units = plan.units(2)
-    assert len(units) == plan.units_per_step == -(-4 // per_unit)
+    assert len(units) == -(-4 // per_unit)
     assert [unit.meta_info for unit in units] == [{"step": 2, "unit": i} for i in range(len(units))]
 
 

@@ -25,7 +25,7 @@ def test_what_is_in_a_new_folder(tmp_path):
     settings = config(tmp_path / "deep" / "run")
     folder = RunFolder(settings)
     assert sorted(p.name for p in folder.path.iterdir()) == [
-        *("checkpoints", "config.resolved.yaml", "env.json", "logs", "samples")
+        *("checkpoints", "config.resolved.yaml", "env.json", "lock", "logs", "samples")
     ]
     assert load_config(folder.path / "config.resolved.yaml") == settings
     facts = json.loads((folder.path / "env.json").read_text())
@@ -54,6 +54,9 @@ def test_an_earlier_run_is_refused_and_replaced_only_when_asked(tmp_path):
     with pytest.raises(ConfigError, match=r"holds an earlier run; choose another .* run.overwrite=true"):
         RunFolder(config(tmp_path / "run"))
     assert (folder.path / "metrics.jsonl").read_text() == "kept"
+    with pytest.raises(ConfigError, match=r"is in use by process \d+ on .*; wait until that run has ended"):
+        RunFolder(config(tmp_path / "run", overwrite=True))
+    folder.close()
     again = RunFolder(config(tmp_path / "run", overwrite=True))
     assert not (again.path / "metrics.jsonl").exists()
     assert (again.path / "env.json").exists()
@@ -78,3 +81,25 @@ def test_a_file_in_the_way(tmp_path):
 
 def test_a_run_without_a_name_is_called_by_task_model_and_time(tmp_path):
     assert RunFolder(config(tmp_path / "run")).name.startswith("digits_train--llama--")
+
+
+def test_a_folder_that_resumes_keeps_what_belongs_to_its_steps(tmp_path):
+    folder = RunFolder(config(tmp_path / "run"))
+    folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 1, 2, 3, 2)) + '{"ste')
+    for step in (1, 3):
+        folder.write_samples(step, [{"completion": "a"}])
+    folder.close()
+    again = RunFolder(config(tmp_path / "run"), again=True)
+    again.forget_after(2)
+    assert [json.loads(line)["step"] for line in again.metrics.read_text().splitlines()] == [0, 1, 2, 2]
+    assert [path.stem for path in again.samples.iterdir()] == ["step_000001"]
+    assert again.log("maker-1").endswith("logs/attempt_2/maker-1.log")
+    assert (again.path / "logs" / "latest").resolve() == again.logs
+
+
+def test_a_request_is_taken_once(tmp_path):
+    folder = RunFolder(config(tmp_path / "run"))
+    assert folder.take_request("makers") is None
+    (folder.path / "request.makers").write_text("3")
+    assert folder.take_request("makers") == 3
+    assert folder.take_request("makers") is None

@@ -39,8 +39,8 @@ def send(receiver, version, *, order=None):
     manifest, chunks = snapshot(version)
     receiver.begin(manifest)
     for i in order or range(len(chunks)):
-        receiver.chunk((S, version), i, chunks[i])
-    receiver.commit((S, version))
+        receiver.chunk((S, 0, version), i, chunks[i])
+    receiver.commit((S, 0, version))
 
 
 class Engine:
@@ -55,7 +55,7 @@ class Engine:
 
 
 def swap(receiver, engine, at_least=0, timeout=0.01):
-    return receiver.swap(engine.load, at_least=at_least, current=engine.version, timeout=timeout)
+    return receiver.swap(engine.load, at_least=(0, at_least), current=(0, engine.version), timeout=timeout)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 2, 1, 3, 3]])
@@ -82,11 +82,11 @@ def test_an_incomplete_version_is_not_committed_but_can_be_completed():
     manifest, chunks = snapshot(1)
     receiver.begin(manifest)
     for i in (0, 2):
-        receiver.chunk((S, 1), i, chunks[i])
-    refuse(receiver, lambda r: r.commit((S, 1)), "cannot commit version 1: chunks [1, 3] did not arrive")
+        receiver.chunk((S, 0, 1), i, chunks[i])
+    refuse(receiver, lambda r: r.commit((S, 0, 1)), "cannot commit version 1: chunks [1, 3] did not arrive")
     for i in (1, 3):
-        receiver.chunk((S, 1), i, chunks[i])
-    receiver.commit((S, 1))
+        receiver.chunk((S, 0, 1), i, chunks[i])
+    receiver.commit((S, 0, 1))
     assert swap(receiver, Engine())
 
 
@@ -95,9 +95,9 @@ def test_damaged_bytes_are_refused_and_the_version_may_come_again():
     manifest, chunks = snapshot(1)
     receiver.begin(manifest)
     for i, chunk in enumerate(chunks):
-        receiver.chunk((S, 1), i, Chunk(tuple(part + (i == 2) for part in chunk.parts)))
-    refuse(receiver, lambda r: r.commit((S, 1)), "the bytes changed on the way")
-    refuse(receiver, lambda r: r.commit((S, 1)), "not announced")
+        receiver.chunk((S, 0, 1), i, Chunk(tuple(part + (i == 2) for part in chunk.parts)))
+    refuse(receiver, lambda r: r.commit((S, 0, 1)), "the bytes changed on the way")
+    refuse(receiver, lambda r: r.commit((S, 0, 1)), "not announced")
     send(receiver, 1)
     assert swap(receiver, Engine())
 
@@ -109,15 +109,15 @@ def test_damaged_bytes_are_refused_and_the_version_may_come_again():
 def test_wrong_sizes_and_places(index, size, text):
     receiver = Receiver()
     receiver.begin(snapshot(1)[0])
-    refuse(receiver, lambda r: r.chunk((S, 1), index, zeros(size)), text)
+    refuse(receiver, lambda r: r.chunk((S, 0, 1), index, zeros(size)), text)
 
 
 def test_what_was_not_announced():
     receiver = Receiver()
-    refuse(receiver, lambda r: r.chunk((S, 1), 0, zeros(64)), "version 1 was not announced; arriving is none")
+    refuse(receiver, lambda r: r.chunk((S, 0, 1), 0, zeros(64)), "version 1 was not announced; arriving is none")
     receiver.begin(snapshot(2)[0])
-    refuse(receiver, lambda r: r.chunk((S, 1), 0, zeros(64)), "arriving is 2: call begin first")
-    refuse(receiver, lambda r: r.commit((S, 1)), "version 1 was not announced")
+    refuse(receiver, lambda r: r.chunk((S, 0, 1), 0, zeros(64)), "arriving is 2: call begin first")
+    refuse(receiver, lambda r: r.commit((S, 0, 1)), "version 1 was not announced")
 
 
 @pytest.mark.parametrize("version", [3, 2])
@@ -132,15 +132,33 @@ def test_older_and_equal_versions_are_refused(version):
     assert engine.version == 3
 
 
+def test_a_later_timeline_is_newer_and_fences_the_one_before():
+    """A trainer that was replaced, and was only slow, may not bring old weights back (I3, I9)."""
+    receiver, engine = Receiver(), Engine()
+    send(receiver, 7)
+    assert swap(receiver, engine)
+    manifest, chunks = snapshot(3)
+    later = replace(manifest, timeline=1)
+    receiver.begin(later)
+    for i, chunk in enumerate(chunks):
+        receiver.chunk(later.key, i, chunk)
+    receiver.commit(later.key)
+    with pytest.raises(WeightSyncError, match="version 8 of trainer-0 is of timeline 0, and this is timeline 1"):
+        receiver.begin(snapshot(8)[0])
+    age = receiver.swap(engine.load, at_least=(0, 7), current=(0, 7), timeout=0.01)
+    assert age == (1, 3)
+    assert engine.version == 3
+
+
 def test_a_new_begin_replaces_what_was_left_unfinished():
     receiver, engine = Receiver(), Engine()
     manifest, chunks = snapshot(1)
     receiver.begin(manifest)
-    receiver.chunk((S, 1), 0, chunks[0])
+    receiver.chunk((S, 0, 1), 0, chunks[0])
     send(receiver, 2)
     assert swap(receiver, engine)
     assert engine.version == 2
-    refuse(receiver, lambda r: r.commit((S, 1)), "not announced")
+    refuse(receiver, lambda r: r.commit((S, 0, 1)), "not announced")
 
 
 def test_a_sender_that_died_leaves_nothing_behind():
@@ -150,7 +168,7 @@ def test_a_sender_that_died_leaves_nothing_behind():
     receiver.begin(dead)
     receiver.chunk(dead.key, 0, chunks[0])
     receiver.abort(dead.key)
-    receiver.abort(("nobody", 1))
+    receiver.abort(("nobody", 0, 1))
     refuse(receiver, lambda r: r.commit(dead.key), "version 1 was not announced")
     send(receiver, 1)
     assert swap(receiver, engine)
@@ -215,7 +233,7 @@ def test_arriving_weights_do_not_touch_the_committed_ones():
     send(receiver, 1)
     manifest, chunks = snapshot(2)
     receiver.begin(manifest)
-    receiver.chunk((S, 2), 0, chunks[0])
+    receiver.chunk((S, 0, 2), 0, chunks[0])
     assert swap(receiver, engine)
     assert (engine.version, set(engine.weights["a"].tolist())) == (1, {1.0})
 

@@ -24,8 +24,8 @@ def arrive(source, target, chunk_bytes):
     with torch.no_grad():
         receiver.swap(
             lambda weights, version: copy_weights(target, dict(weights), what=f"version {version}"),
-            at_least=1,
-            current=0,
+            at_least=(0, 1),
+            current=(0, 0),
             timeout=1,
         )
 
