@@ -81,6 +81,36 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     typer.echo(f"report: {write_report(run)}")
 
 
+@app.command()
+def scale(
+    run: Annotated[Path, typer.Argument(help="folder of a run that goes on")],
+    setting: Annotated[str, typer.Argument(help="makers=N")],
+) -> None:
+    """Add makers to a run that goes on, or take some away. A new one gets the newest weights by itself."""
+    from hocket.errors import ConfigError
+    from hocket.run.folder import make_request
+
+    key, _, number = setting.partition("=")
+    if key != "makers" or not number.isdecimal() or int(number) < 1:
+        raise ConfigError(f"cannot read {setting!r}; write makers=N with N of 1 or more")
+    typer.echo(make_request(run, "makers", int(number)))
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    folder: Annotated[Path | None, typer.Option("--dir", help="folder of the repetition; default RUN-replay")] = None,
+) -> None:
+    """Repeat an asynchronous run in one process, unit by unit as it was, and compare the weights."""
+    from hocket.run.replay import replay
+
+    summary, wanted = replay(run, folder=folder)
+    found = str(summary.get("weights_sha256"))
+    same = "equal" if found == wanted else "NOT equal"
+    typer.echo(f"weights after {summary['steps']} steps: {found[:16]}, recorded {wanted[:16]}: {same}")
+    raise typer.Exit(0 if found == wanted else 1)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def submit(
     command: Annotated[list[str], typer.Argument(help="behind two dashes: what the job runs")],

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 from hocket.config import SuperviseSection
@@ -27,8 +28,8 @@ _PATIENCE = 2.0  # seconds for all reports together: a worker that is busy gives
 class Workshop(Protocol):
     """Starts processes."""
 
-    def maker(self, index: int) -> Remote:
-        """Start a maker; returns at once."""
+    def maker(self, index: int, *, late: bool = False) -> Remote:
+        """Start a maker; returns at once. Raises PlacementError when there is no place for one that joins `late`."""
         ...
 
     def trainer(self) -> Ranks:
@@ -214,22 +215,23 @@ class Crew:
         self.trainer.become(ranks)
 
     def scale(self, wanted: int) -> list[Member]:
-        """So many makers: returns those that were added; the last ones leave after their unit when it is fewer."""
+        """So many makers: returns those that were added; when it is fewer, the last ones leave after their unit.
+
+        Raises PlacementError when there is no place for more.
+        """
         for maker in self.makers[wanted:]:
             maker.retired = True
-        return [self._add_maker() for _ in range(wanted - len(self.makers))]
-
-    def _add_maker(self) -> Member:
-        """One more maker, with the lowest free number."""
-        taken = {int(maker.name.rpartition("-")[2]) for maker in self.makers}
-        remote = self._workshop.maker(next(i for i in range(len(taken) + 1) if i not in taken))
-        self._workshop.ready(remote)
-        maker = Member(remote.name, remote)
+        taken = {maker.name for maker in self.makers}
+        free = (i for i in count() if f"maker-{i}" not in taken)
+        started = [self._workshop.maker(next(free), late=True) for _ in range(wanted - len(self.makers))]
+        self._workshop.ready(*started)
+        added = [Member(remote.name, remote) for remote in started]
         with self._lock:
-            self.makers.append(maker)
-            if self._weights is not None:
-                maker.receive(self._weights)
-        return maker
+            self.makers += added
+            for maker in added:
+                if self._weights is not None:
+                    maker.receive(self._weights)
+        return added
 
     def dismiss(self, maker: Member) -> None:
         """End the process of a maker that has finished its last unit."""

@@ -136,8 +136,9 @@ class Flow:
     def made(self, lease: Lease, experience: Any, samples: int, **about: Any) -> bool:
         """The experience of a leased unit. False, and it is not taken, when the lease is no longer the current one."""
         with self._lock:
-            self._note("made", unit=lease.key, worker=lease.worker, timeline=lease.timeline, **about)
-            if not self._ends(lease):
+            taken = self._ends(lease)
+            self._note("made", unit=lease.key, worker=lease.worker, timeline=lease.timeline, taken=taken, **about)
+            if not taken:
                 return False
             self._buffered[lease.key] = (experience, samples)
             self.ledger.move("in_flight", "buffered", lease.samples)

@@ -104,17 +104,18 @@ class RunFolder:
                 path.unlink()
 
     def take_request(self, what: str) -> int | None:
-        """The number that somebody asked for, once."""
-        path = self.path / f"request.{what}"
-        if not path.exists():
+        """The number that `make_request` asked for, once."""
+        try:
+            path = self.path / f"request.{what}"
+            number = int(path.read_text())
+            path.unlink()
+        except (OSError, ValueError):
             return None
-        number = int(path.read_text())
-        path.unlink()
         return number
 
-    def answer_request(self, what: str, number: int) -> None:
-        """Say that a request was met."""
-        (self.path / f"answer.{what}").write_text(str(number))
+    def answer_request(self, what: str, answer: str) -> None:
+        """Say in words what became of a request."""
+        _write_whole(self.path / f"answer.{what}", answer)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file."""
@@ -146,6 +147,27 @@ class RunFolder:
         shutil.rmtree(self.path)
 
 
+def make_request(run: Path, what: str, number: int, *, timeout: float = 120) -> str:
+    """Ask the run that goes on in `run` for a number of something; returns its answer, in words.
+
+    Raises ConfigError when no run goes on there, or none answers within `timeout` seconds.
+    """
+    if not (run / "config.resolved.yaml").is_file():
+        raise ConfigError(f"{str(run)!r} is no run folder; give the folder of a run that goes on")
+    _demand_owner(run)
+    answer = run / f"answer.{what}"
+    answer.unlink(missing_ok=True)
+    _write_whole(run / f"request.{what}", str(number))
+    end = time.monotonic() + timeout
+    while not answer.exists():
+        if time.monotonic() > end:
+            (run / f"request.{what}").unlink(missing_ok=True)
+            raise ConfigError(f"the run in {str(run)!r} did not answer within {timeout:g} s; look at its driver.log")
+        _demand_owner(run)
+        time.sleep(0.2)
+    return answer.read_text()
+
+
 def run_path(config: RunConfig) -> Path | None:
     """The folder that the config names; None when a name is to be made up."""
     if config.run.dir is None and config.run.name is None:
@@ -153,21 +175,39 @@ def run_path(config: RunConfig) -> Path | None:
     return Path(config.run.dir or Path("runs") / str(config.run.name)).resolve()
 
 
+def _demand_owner(run: Path) -> None:
+    if (lock := _lock(run)) is not None:
+        lock.close()
+        raise ConfigError(f"no run goes on in {str(run)!r}; give the folder of one that does")
+
+
 def _own(folder: Path) -> TextIO:
     """A lock on the folder, which goes with the process that holds it. Raises ConfigError naming who has it."""
-    lock = (folder / "lock").open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.seek(0)
+    if (lock := _lock(folder)) is None:
         raise ConfigError(
-            f"run folder {str(folder)!r} is in use by {lock.read().strip() or 'another process'}; wait until that run "
-            "has ended, or choose another run.name or run.dir"
-        ) from None
+            f"run folder {str(folder)!r} is in use by {(folder / 'lock').read_text().strip() or 'another process'}; "
+            "wait until that run has ended, or choose another run.name or run.dir"
+        )
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {platform.node()}\n")
     lock.flush()
     return lock
+
+
+def _lock(folder: Path) -> TextIO | None:
+    lock = (folder / "lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def _write_whole(path: Path, text: str) -> None:
+    aside = path.with_name(f"{path.name}.tmp")
+    aside.write_text(text)
+    aside.replace(path)
 
 
 def environment() -> dict[str, Any]:

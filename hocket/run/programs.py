@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from hocket.config import Colocated, Detached, Local
-from hocket.errors import DataLost, RewardError, WorkerDied
+from hocket.errors import DataError, DataLost, PlacementError, RewardError, WorkerDied
 from hocket.roles.build import build_maker, build_trainer
 from hocket.run.cluster import cluster
 from hocket.run.crew import Crew, Member, Retired
-from hocket.run.flow import unit_key
+from hocket.run.flow import Key, unit_key
 from hocket.run.session import Draining, Session
 from hocket.run.supervise import Restarts, Supervisor
 from hocket.weights.transport import InProcess
@@ -83,6 +83,40 @@ def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:
             maker, trainer = start()
             session.rewind(trainer.restore)
             publish()
+    session.conclude(trainer, evaluate, lambda: [maker.report(), trainer.report()])
+
+
+def replayed(session: Session, made_with: Mapping[int, Sequence[Key]], *, until: int) -> None:
+    """What a recorded run did, again, in this process: each unit is made with the weights version that it had.
+
+    `made_with` gives the units by that version.
+    """
+    flow = session.flow
+    maker, trainer = _build_both(session)
+    session.restore(trainer.restore)
+
+    def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
+        return [maker.evaluate(unit, at_least=flow.step, timeline=flow.timeline) for unit in units]
+
+    def make(key: Key) -> None:
+        lease = flow.offer("replay", lambda unit: unit_key(unit) == key)
+        if lease is None:
+            raise DataError(
+                f"unit {key[1]} of step {key[0] + 1} cannot be made with version {flow.step} of the weights"
+            )
+        experience = maker.make(lease.unit, at_least=flow.step, timeline=flow.timeline)
+        flow.made(lease, experience, lease.samples, versions=[(0, flow.step)])
+
+    maker.receive(*trainer.publish(flow.step, flow.timeline))
+    session.evaluate(evaluate, first=True)
+    while flow.step < until:
+        for key in made_with.get(flow.step, ()):
+            make(key)
+        metrics = trainer.train(flow.take(flow.step, timeout=0), step=flow.step)
+        books = flow.trained(flow.step)
+        maker.receive(*trainer.publish(books.step, flow.timeline))
+        flow.advance(books.step)
+        session.record(books, metrics, [maker.report(), trainer.report()])
     session.conclude(trainer, evaluate, lambda: [maker.report(), trainer.report()])
 
 
@@ -164,9 +198,12 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
     def scale() -> None:
         while True:
             if (wanted := session.wanted_makers()) is not None:
-                for maker in crew.scale(wanted):
-                    supervisor.spawn(f"loop of {maker.name}", partial(make, maker))
-                session.scaled(len(crew.makers))
+                try:
+                    for maker in crew.scale(wanted):
+                        supervisor.spawn(f"loop of {maker.name}", partial(make, maker))
+                    session.scaled(f"{wanted} makers now, as asked")
+                except (PlacementError, WorkerDied) as error:
+                    session.scaled(f"not {wanted} makers: {error.message}")
             supervisor.pause(session.config.supervise.heartbeat)
 
     try:

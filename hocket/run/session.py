@@ -47,6 +47,8 @@ class Session:
         self.blueprint = prepared.blueprint
         self.tracer = Tracer("trainer-0")
         self.stop_requested: str | None = None
+        self.finished = False
+        self.summary: dict[str, Any] = {}
         self._prepared, self._saved = prepared, saved
         self._history = History(folder.path / "history" / "driver.jsonl")
         self.checkpoints = Checkpoints(folder.checkpoints, config.checkpoint, say=console.note)
@@ -95,11 +97,11 @@ class Session:
         """How many makers `hocket scale` asks for, once for each request."""
         return self.folder.take_request("makers")
 
-    def scaled(self, makers: int) -> None:
-        """The request was met."""
-        self.console.note(f"{makers} makers now, as asked")
-        self._history.add("scaled", makers=makers)
-        self.folder.answer_request("makers", makers)
+    def scaled(self, answer: str) -> None:
+        """What became of the request, in words."""
+        self.console.note(answer)
+        self._history.add("scaled", answer=answer)
+        self.folder.answer_request("makers", answer)
 
     # --- what was done ------------------------------------------------------------------------------------------
 
@@ -167,44 +169,42 @@ class Session:
 
     def conclude(self, trainer: Saves, evaluate: Evaluate, reports: Callable[[], Iterable[Report]]) -> None:
         """The loop came to its end, because it is done or because the user asked to stop."""
-        if self.stop_requested is not None:
-            if self._books is not None and self.config.checkpoint.on_signal:
-                self._save(self._books, trainer, {})
-            self._settle(self.checkpoints.poll(wait=True))
-            self._keep(reports())
-            return
-        if self._books is None and self._saved is None:  # a run of no steps has weights, too
-            self._save(Books(0, self.flow.timeline, {}, {}), trainer, {})
-        self.evaluate(evaluate)
+        stopped = self.stop_requested is not None
+        if not stopped and self._books is None and self._saved is None:  # a run of no steps has weights, too
+            self._books = Books(0, self.flow.timeline, self.flow.ledger.accounts, {})
+        if self._books is not None and (not stopped or self.config.checkpoint.on_signal):
+            self._save(self._books, trainer, {})
+        if not stopped:
+            self.evaluate(evaluate)
         self._settle(self.checkpoints.poll(wait=True))
         self._keep(reports())
-        self.finished = True
+        self.finished = not stopped
 
-    finished = False
-
-    def close(self, *, ended_by: str | None = None) -> dict[str, Any]:
-        """Write what there is: the rest of the trace, the summary, the report. Returns the summary."""
+    def close(self, *, ended_by: str | None = None) -> None:
+        """Write what there is: the rest of the trace, the summary, the report."""
         self._trace.close()
         self._metrics.close()
         self._history.add("ended", accounts=self.flow.ledger.accounts, produced=self.flow.ledger.produced)
         self._history.close()
-        summary = self._summary() | ({"ended_by": ended_by} if ended_by else {})
-        self.folder.write_json("summary.json", summary)
+        self.summary = self._summary() | ({"ended_by": ended_by} if ended_by else {})
+        self.folder.write_json("summary.json", self.summary)
         write_report(self.folder.path)
-        return summary
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _flow(self) -> Flow:
         saved, supervise = self._saved, self.config.supervise
-        books = saved.books() if saved else None
-        if books is not None:
+        books = None
+        if saved is not None:
+            books = saved.books()
             accounts = dict(books.accounts)
             # what the attempt before had begun, and not saved
-            accounts["rolled_back"] += max(0, self.folder.samples_begun - sum(accounts.values()))
+            begun = self.folder.samples_begun if self._own(saved) else 0
+            accounts["rolled_back"] += max(0, begun - sum(accounts.values()))
             timeline = max(books.timeline, self.folder.fence) + 1
             books = replace(books, timeline=timeline, accounts=accounts)
-            self._history.add("resumed", step=books.step, timeline=books.timeline, accounts=dict(books.accounts))
+            waiting, path = list(books.buffered), None if self._own(saved) else str(saved.path)
+            self._history.add("resumed", step=books.step, timeline=timeline, buffered=waiting, fork_of=path)
         return Flow(
             self.units,
             steps=self.config.trainer.max_steps,
@@ -215,6 +215,9 @@ class Session:
             books=books,
             note=self._history.add,
         )
+
+    def _own(self, saved: Saved) -> bool:
+        return saved.path.parent == self.folder.checkpoints
 
     def _open_metrics(self) -> MetricsWriter:
         if self._saved is not None:

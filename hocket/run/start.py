@@ -12,6 +12,7 @@ from hocket.config import Colocated, Detached, RaySection
 from hocket.parallel.strategy import make_strategy
 from hocket.roles.build import Blueprint, build_maker, build_trainer
 from hocket.roles.trainer import Trainer
+from hocket.run.cluster import check_fits
 from hocket.run.remote import Ranks, Remote
 from hocket.run.session import Session
 from hocket.single_controller.colocate import create_colocated_worker_cls
@@ -67,11 +68,14 @@ class ManyProcesses:
         self._session, self._placement = session, placement
         self._waiter = _waiter(session, stop)
 
-    def maker(self, index: int) -> Remote:
-        """See Workshop."""
-        gpus, blueprint = self._placement.gpus_per_maker, self._session.blueprint
+    def maker(self, index: int, *, late: bool = False) -> Remote:
+        """See Workshop. Of the CPUs of a private cluster, which are a number only, a late one takes none."""
+        gpus, cpus, blueprint = self._placement.gpus_per_maker, self._placement.cpus_per_worker, self._session.blueprint
+        cpus = 0 if late and self._session.config.ray.address is None else cpus
+        if late:
+            check_fits([{"CPU": cpus, "GPU": gpus}], ray.available_resources(), where="what the cluster has left")
         build = partial(build_maker, blueprint, ObjectStore(), index=index, device=_device(gpus))
-        return self._start(MakerWorker, build, f"maker-{index}", gpus=gpus, groups=MAKER_GROUPS)
+        return self._start(MakerWorker, build, f"maker-{index}", gpus=gpus, groups=MAKER_GROUPS, cpus=cpus)
 
     def trainer(self) -> Ranks:
         """See Workshop."""
@@ -89,10 +93,19 @@ class ManyProcesses:
         build = partial(_build_rank, info, blueprint, ObjectStore(), limits, index=index, device=_device(gpus))
         return self._start(TrainerWorker, build, f"trainer-{index}", gpus=gpus, groups=STEP_GROUPS)
 
-    def _start(self, cls: type, build: Callable[[], Any], name: str, *, gpus: float, groups: dict[str, int]) -> Remote:
+    def _start(
+        self,
+        cls: type,
+        build: Callable[[], Any],
+        name: str,
+        *,
+        gpus: float,
+        groups: dict[str, int],
+        cpus: float | None = None,
+    ) -> Remote:
         # Ray's own restarts and retries would reset the state and reorder calls
         made = cast(Any, ray.remote)(concurrency_groups=groups, max_restarts=0, max_task_retries=0)(cls).options(
-            num_cpus=self._placement.cpus_per_worker, num_gpus=gpus
+            num_cpus=self._placement.cpus_per_worker if cpus is None else cpus, num_gpus=gpus
         )
         folder = self._session.folder
         actor = made.remote(build, log=folder.log(name), history=folder.history(name))

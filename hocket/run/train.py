@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,8 +13,9 @@ from typing import Any, TextIO
 from hocket.config import RunConfig
 from hocket.errors import HocketError
 from hocket.observe.console import make_console
+from hocket.run.checkpoint import Saved
 from hocket.run.cluster import demand_gpus, total
-from hocket.run.folder import RunFolder
+from hocket.run.folder import RunFolder, run_path
 from hocket.run.prepare import check_input, prepare
 from hocket.run.programs import run_program
 from hocket.run.resume import demand_prompts, find_checkpoint
@@ -43,12 +45,26 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
     saved = find_checkpoint(config, notes.append)
     if saved is not None and saved.step >= config.trainer.max_steps:
         return _finished(saved.path.parent.parent, saved.step, stream or sys.stdout)
+    with begin(config, stream=stream or sys.stdout, saved=saved, notes=notes) as session:
+        run_program(session)
+    return session.summary
+
+
+@contextmanager
+def begin(
+    config: RunConfig, *, stream: TextIO, saved: Saved | None = None, notes: Sequence[str] = ()
+) -> Generator[Session, None, None]:
+    """The session of a run, with its folder, console and log; its summary is written in the end, whatever happens.
+
+    A signal in the body lets the program end after its step; then Interrupted is raised.
+    """
     checked = check_input(config)
-    folder = RunFolder(config, again=config.run.resume in ("latest",) or str(config.run.resume).startswith("step:"))
+    again = config.run.resume is not None and (saved is None or saved.path.parent.parent == run_path(config))
+    folder = RunFolder(config, again=again)
     title = f"{folder.name} · {config.algo.name} · {config.placement.kind}"
     with ExitStack() as stack:
         stack.callback(folder.close)
-        console = make_console(title=title, total_steps=config.trainer.max_steps, stream=stream or sys.stdout)
+        console = make_console(title=title, total_steps=config.trainer.max_steps, stream=stream)
         stack.enter_context(console)
         stack.enter_context(_log_to(folder.log("driver")))
         console.header([f"run folder {_short(folder.path)}", *notes])
@@ -58,20 +74,20 @@ def train(config: RunConfig, *, stream: TextIO | None = None) -> dict[str, Any]:
             if saved is not None:
                 demand_prompts(saved, prepared.schedule.sha256)
         except BaseException:
-            if config.run.resume is None:
+            if not again:
                 folder.remove()  # nothing has run: the name is free again
             raise
         session = Session(config, folder, prepared, console, saved=saved)
         if config.run.resume is not None:
             console.header([_resumed(session)])
-        return _run(session)
+        yield from _guarded(session)
 
 
-def _run(session: Session) -> dict[str, Any]:
+def _guarded(session: Session) -> Generator[Session, None, None]:
     ended_by: str | None = None
     try:
         with stopping(session):
-            run_program(session)
+            yield session
         ended_by = session.stop_requested
     except BaseException as error:
         ended_by = error.message if isinstance(error, HocketError) else session.stop_requested or type(error).__name__
@@ -79,10 +95,9 @@ def _run(session: Session) -> dict[str, Any]:
         raise
     finally:
         with uninterrupted():
-            summary = session.close(ended_by=ended_by)
+            session.close(ended_by=ended_by)
     if session.stop_requested is not None:
         raise Interrupted(session.stop_requested)
-    return summary
 
 
 def check(config: RunConfig) -> list[str]:
@@ -94,8 +109,6 @@ def check(config: RunConfig) -> list[str]:
 
 def _finished(folder: Path, step: int, stream: TextIO) -> dict[str, Any]:
     """The summary of a run that has all its steps already; nothing is touched."""
-    import json
-
     print(f"already at max_steps: run folder {_short(folder)} has {step} steps", file=stream)
     return json.loads((folder / "summary.json").read_text())
 

@@ -9,7 +9,7 @@ from hocket.run.cluster import cluster
 from hocket.run.folder import RunFolder
 from hocket.run.prepare import check_input, prepare
 from hocket.run.session import Session
-from hocket.run.start import start_colocated
+from hocket.run.start import OneProcess
 from hocket.single_controller import DataProtoFuture
 
 pytestmark = pytest.mark.ray
@@ -21,7 +21,7 @@ def test_experience_goes_from_maker_to_trainer_as_futures(make_config, ray_addre
     console = make_console(title="test", total_steps=2, stream=io.StringIO())
     session = Session(config, folder, prepare(check_input(config), folder.path, print), console)
     with cluster(ray_address, config.placement.bundles):
-        maker, trainer = start_colocated(session, config.placement)
+        maker, trainer = OneProcess(session, config.placement)()
         assert maker.workers is trainer.workers  # one set of processes, two views
         maker.receive(*trainer.publish(0))
         experience = [maker.make(unit, at_least=0) for unit in session.units(0)]
