@@ -11,9 +11,10 @@ from hocket.errors import DataError, DataLost, PlacementError, RewardError, Work
 from hocket.roles.build import build_maker, build_trainer
 from hocket.run.cluster import cluster
 from hocket.run.crew import Crew, Member, Retired
-from hocket.run.flow import Key, unit_key
+from hocket.run.flow import Key, Lease, unit_key
 from hocket.run.session import Draining, Session
 from hocket.run.supervise import Restarts, Supervisor
+from hocket.single_controller.future import DataProtoFuture
 from hocket.weights.transport import InProcess
 from hocket.workers.topology import target_trainers
 
@@ -61,12 +62,19 @@ def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:
     def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
         return [maker.evaluate(unit, at_least=flow.step, timeline=flow.timeline) for unit in units]
 
+    def make(lease: Lease) -> None:
+        try:
+            experience = maker.make(lease.unit, at_least=lease.at_least, timeline=lease.timeline)
+            if session.config.supervise.failed_units and isinstance(experience, DataProtoFuture):
+                experience.get()  # whether it failed; else the trainer finds out, and the run ends
+            flow.made(lease, experience, lease.samples, versions=[(0, flow.step)])
+        except RewardError as error:
+            session.give_up(lease, error)
+
     def one_step() -> None:
-        leases = flow.offer_step("worker-0")
-        made = [maker.make(lease.unit, at_least=lease.at_least, timeline=lease.timeline) for lease in leases]
-        metrics = trainer.train(made, step=flow.step)
-        for lease in leases:
-            flow.made(lease, None, lease.samples, versions=[(0, flow.step)])
+        for lease in flow.offer_step("worker-0"):
+            make(lease)
+        metrics = trainer.train(flow.take(flow.step, timeout=0), step=flow.step)
         books = flow.trained(flow.step)
         publish()
         session.record(books, metrics, [maker.report(), trainer.report()])
@@ -131,7 +139,7 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
         def fits(unit: Any) -> bool:
             return unit_key(unit)[1] % placement.trainers in feeds(placement, crew.makers.index(maker), crew)
 
-        lease = None
+        lease: Lease | None = None
         while True:
             try:
                 if (lease := flow.next(maker.name, fits=fits, stop=maker.check)) is None:
@@ -139,9 +147,7 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
                 experience, facts = maker.make(lease)
                 flow.made(lease, experience, facts.rows, versions=facts.versions)
             except RewardError as error:
-                if lease is None or not flow.drop(lease, "reward_error"):
-                    raise
-                session.console.note(f"a unit is given up: {error.message}")
+                session.give_up(lease, error)
             except WorkerDied as error:
                 if lease is not None:
                     flow.lost(lease, error.message)

@@ -11,6 +11,7 @@ from typing import Any
 
 from hocket.config import RunConfig
 from hocket.data.proto import DataProto
+from hocket.errors import RewardError
 from hocket.observe.console import RunConsole
 from hocket.observe.history import History
 from hocket.observe.metrics import MetricsWriter, diagnose, read_metrics
@@ -18,7 +19,7 @@ from hocket.observe.report import write_report
 from hocket.observe.trace import Span, TraceFile, Tracer
 from hocket.roles.maker import Report
 from hocket.run.checkpoint import Checkpoints, Saved, Saves, newest
-from hocket.run.flow import Books, Flow
+from hocket.run.flow import Books, Flow, Lease
 from hocket.run.folder import RunFolder
 from hocket.run.prepare import Prepared
 
@@ -92,6 +93,13 @@ class Session:
     def samples_of(self, unit: DataProto) -> int:
         """Samples that a unit becomes."""
         return len(unit) * self.config.rollout.group_size
+
+    def give_up(self, lease: Lease | None, error: RewardError) -> None:
+        """The reward failed on a unit: its step goes on without it. Raises `error` when that is not allowed."""
+        if lease is None or not self.flow.drop(lease, "reward_error"):
+            raise error
+        step, unit = lease.key
+        self.console.note(f"unit {unit} of step {step + 1} is given up: {error.message}")
 
     def wanted_makers(self) -> int | None:
         """How many makers `hocket scale` asks for, once for each request."""

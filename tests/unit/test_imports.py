@@ -49,7 +49,14 @@ MAY_SEE: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "ray": (
         *("waiting.py", "single_controller/*", "workers/*"),
-        *("run/start.py", "run/remote.py", "run/cluster.py", "run/submit.py", "run/job_server.py", "weights/object_store.py"),
+        *(
+            "run/start.py",
+            "run/remote.py",
+            "run/cluster.py",
+            "run/submit.py",
+            "run/job_server.py",
+            "weights/object_store.py",
+        ),
     ),
     "transformers": ("models/*", "rollout/*", "roles/*", "rewards/model.py", "workers/factories.py"),
     "vllm": ("rollout/vllm.py",),
