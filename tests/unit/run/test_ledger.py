@@ -1,41 +1,36 @@
 """Every sample is in exactly one account."""
 
-import threading
-
 import pytest
 
-from hocket.errors import HocketError, RewardError
-from hocket.run.ledger import Ledger
+from hocket.errors import HocketError
+from hocket.run.ledger import ACCOUNTS, Ledger
 
 
 def test_the_life_of_samples():
     ledger = Ledger()
-    ledger.started(8)
-    ledger.started(8)
-    ledger.made(8)
-    ledger.trained(8)
-    with pytest.raises(RewardError), ledger.failing(3):
-        raise RewardError("broken")
-    with ledger.failing(2):
-        pass
-    assert ledger.balance() == {
-        "ledger/produced": 16.0,
-        "ledger/trained": 8.0,
-        "ledger/buffered": 0.0,
-        "ledger/in_flight": 5.0,
-        "ledger/failed": 3.0,
-    }
+    ledger.started(16)
+    ledger.move("in_flight", "buffered", 8)
+    ledger.move("buffered", "trained", 8)
+    ledger.move("in_flight", "maker_lost", 3)
+    expected = dict.fromkeys(ACCOUNTS, 0) | {"trained": 8, "in_flight": 5, "maker_lost": 3, "produced": 16}
+    assert ledger.balance() == {f"ledger/{name}": float(n) for name, n in expected.items()}
 
 
 def test_an_empty_ledger_balances():
     assert sum(Ledger().balance().values()) == 0
 
 
-@pytest.mark.parametrize("act", [lambda ledger: ledger.trained(1), lambda ledger: ledger.made(9)])
-def test_more_than_there_was_does_not_balance(act):
+def test_it_goes_on_from_accounts():
+    ledger = Ledger({"trained": 8, "rolled_back": 2})
+    assert ledger.produced == 10
+    assert ledger.balance()["ledger/rolled_back"] == 2
+
+
+@pytest.mark.parametrize(("source", "samples"), [("buffered", 1), ("in_flight", 9)])
+def test_more_than_there_was_does_not_balance(source, samples):
     ledger = Ledger()
     ledger.started(8)
-    act(ledger)
+    ledger.move(source, "trained", samples)
     with pytest.raises(HocketError, match=r"the ledger does not balance: produced 8, accounts .*-1"):
         ledger.balance()
 
@@ -47,18 +42,14 @@ def test_samples_out_of_nowhere_do_not_balance():
         ledger.balance()
 
 
-def test_it_balances_at_every_moment_under_threads():
-    ledger = Ledger()
-
-    def work():
-        for _ in range(200):
-            ledger.started(4)
-            ledger.made(4)
-            ledger.trained(4)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        ledger.balance()
-    assert ledger.balance()["ledger/trained"] == 3200
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda ledger: ledger.move("in_flight", "forgotten", 1),
+        lambda ledger: ledger.move("forgotten", "trained", 1),
+        lambda ledger: Ledger({"forgotten": 1}),
+    ],
+)
+def test_the_list_of_reasons_is_closed(act):
+    with pytest.raises(HocketError, match=r"has no account 'forgotten'; it has trained, buffered, .*rolled_back"):
+        act(Ledger())
