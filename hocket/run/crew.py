@@ -258,6 +258,7 @@ class Crew:
 
     def _pause(self, kind: str, member: Member, error: WorkerDied) -> None:
         member.now.kill()
+        error = WorkerDied(member.gone) if member.gone else error  # the watchdog knows better why
         pause = self._budgets[kind].spend(error)
         self._say(f"{error.message.splitlines()[0]}; a new {kind} takes its place")
         self._supervisor.pause(pause)

@@ -82,16 +82,16 @@ def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:
 
     publish()
     session.evaluate(evaluate, first=True)
-    while session.going:
+    while not session.saved_all:
         try:
-            one_step()
+            one_step() if session.going else session.save_last(trainer)
         except WorkerDied as error:
             session.console.note(f"{error.message.splitlines()[0]}; a new one takes its place")
             restarts.spend(error)
             maker, trainer = start()
             session.rewind(trainer.restore)
             publish()
-    session.conclude(trainer, evaluate, lambda: [maker.report(), trainer.report()])
+    session.conclude(evaluate, lambda: [maker.report(), trainer.report()])
 
 
 def replayed(session: Session, made_with: Mapping[int, Sequence[Key]], *, until: int) -> None:
@@ -125,7 +125,8 @@ def replayed(session: Session, made_with: Mapping[int, Sequence[Key]], *, until:
         maker.receive(*trainer.publish(books.step, flow.timeline))
         flow.advance(books.step)
         session.record(books, metrics, [maker.report(), trainer.report()])
-    session.conclude(trainer, evaluate, lambda: [maker.report(), trainer.report()])
+    session.save_last(trainer)
+    session.conclude(evaluate, lambda: [maker.report(), trainer.report()])
 
 
 def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supervisor) -> None:
@@ -181,11 +182,11 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
         crew.trainer.check()
 
     def train() -> None:
-        while session.going:
+        while not session.saved_all:
             try:
-                one_step()
+                one_step() if session.going else session.save_last(crew.trainer.now)
             except Draining:
-                break
+                continue
             except WorkerDied as error:
                 recover(error)
         flow.close()
@@ -219,7 +220,7 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
         session.evaluate(evaluate, first=True)
         supervisor.beside("scaling", scale)
         supervisor.together({f"loop of {maker.name}": partial(make, maker) for maker in crew.makers}, main=train)
-        session.conclude(crew.trainer.now, evaluate, crew.reports)
+        session.conclude(evaluate, crew.reports)
     finally:
         supervisor.end()
 
