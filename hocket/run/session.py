@@ -150,7 +150,7 @@ class Session:
 
     def checkpoint(self, books: Books, trainer: Saves, metrics: dict[str, float]) -> None:
         """Save the state after a step when it is time. Raises what went wrong with an earlier one."""
-        self._settle(self.checkpoints.poll())
+        self.checkpoints.poll()
         stopping = self.stop_requested is not None and self.config.checkpoint.on_signal
         if self.checkpoints.due(books.step) or books.step == self.config.trainer.max_steps or stopping:
             self._save(books, trainer, metrics)
@@ -182,7 +182,7 @@ class Session:
             self._books = Books(0, self.flow.timeline, self.flow.ledger.accounts, {})
         if self._books is not None and (not stopped or self.config.checkpoint.on_signal):
             self._save(self._books, trainer, {})
-        self._settle(self.checkpoints.poll(wait=True))
+        self.checkpoints.poll(wait=True)
         self.saved_all = True
 
     def conclude(self, evaluate: Evaluate, reports: Callable[[], Iterable[Report]]) -> None:
@@ -246,10 +246,6 @@ class Session:
         if self.checkpoints.step == books.step:
             return
         self.checkpoints.begin(books, trainer, metrics=metrics, prompts=self._prepared.schedule.sha256)
-
-    def _settle(self, saved: Saved | None) -> None:
-        if saved is not None:
-            self.flow.settled(saved.step)
 
     def _summary(self) -> dict[str, Any]:
         records = read_metrics(self.folder.metrics) if self.folder.metrics.exists() else []
