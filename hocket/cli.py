@@ -165,8 +165,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(130)  # nothing was started
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM before a run has begun."""
+
+    signal = "SIGTERM"
+
+
 def _end(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise _Terminated
 
 
 def _recipe(words: list[str]) -> tuple[Path, list[str]]:
