@@ -377,7 +377,7 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
 
 
 def _value(key: str, text: str) -> Any:
-    if text.lower() == "none":
+    if text.lower() == "none" and key != "algo.correction":  # there it is a name, and null is the default
         return None
     if key == "placement" and not text.startswith("{"):
         return text
