@@ -178,8 +178,12 @@ class AlgoSection(Section):
     bootstrap_truncated: bool | None = None
     entropy_coef: float | None = None
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_norm"] | None = None
-    correction: Literal["none", "token_tis"] | None = None
-    correction_cap: float | None = Field(default=None, gt=0)
+    correction: (
+        Literal["none", "token_tis", "icepop", "seq_tis", "seq_mis", "geo_mask", "opsm", "dppo", "bypass"] | None
+    ) = Field(default=None, description="for samples of older weights; default: token_tis")
+    correction_cap: float | None = Field(default=None, gt=0, description="largest weight of a token or an answer")
+    correction_low: float | None = Field(default=None, gt=0, description="what is below this is dropped")
+    correction_high: float | None = Field(default=None, gt=0, description="what is above this is dropped")
     options: dict[str, Any] = Field(default={}, description="further settings of an algorithm from a file")
 
     def chosen(self) -> dict[str, Any]:
@@ -205,6 +209,9 @@ class TrainerSection(Section):
 
 class SyncSection(Section):
     chunk_mib: int = Field(default=64, ge=1, description="size of one chunk of weights on the wire")
+    in_flight: int | None = Field(
+        default=None, ge=1, description="makers take new weights every so many decode steps; null: between units only"
+    )
 
 
 class EvalSection(Section):
@@ -271,6 +278,16 @@ class RunConfig(Section):
             raise ValueError(
                 f"trainer.prompts_per_step={self.trainer.prompts_per_step} does not divide into "
                 f"trainer.minibatches={self.trainer.minibatches}; legal values of minibatches are {legal}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _version_may_change(self) -> RunConfig:
+        if self.sync.in_flight is not None and self.placement.max_staleness == 0:
+            raise ValueError(
+                f"sync.in_flight={self.sync.in_flight} swaps weights inside a unit, but placement.max_staleness=0 "
+                "fixes the version of each; set placement.max_staleness to 1 or more (detached only), or "
+                "sync.in_flight=null"
             )
         return self
 
@@ -360,7 +377,7 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
 
 
 def _value(key: str, text: str) -> Any:
-    if text.lower() == "none":
+    if text.lower() == "none" and key != "algo.correction":  # there it is a name, and null is the default
         return None
     if key == "placement" and not text.startswith("{"):
         return text

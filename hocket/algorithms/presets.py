@@ -3,8 +3,9 @@
 Batches map names to tensors, as in the schema of `hocket.data`; B sequences, T token positions.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, Protocol, get_type_hints
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hocket.algorithms.advantages import GROUP_KINDS, gae, group_advantages, spread, token_rewards
-from hocket.algorithms.correction import CORRECTIONS, correction_weight
+from hocket.algorithms.correction import CORRECTIONS, Bounds, Corrected, bounds_of, correct
 from hocket.algorithms.kl import kl_estimate, kl_loss
 from hocket.algorithms.losses import check_dual_clip, ppo_loss, value_loss
 from hocket.algorithms.reduce import (
@@ -65,10 +66,11 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedPolicy:
-    """What PPO and GRPO share: sg[w] PPO(rho = new / proximal), w = proximal / rollout, and its metrics.
+    """What PPO and GRPO share: k sg[w] PPO(rho = new / proximal), and its metrics.
 
-    Decoupled PPO (arXiv 2110.00641): the clip holds the policy near the step's start, the weight
-    corrects for what sampled. `kl_coef` acts where the subclass says.
+    Decoupled PPO (arXiv 2110.00641): the clip holds the policy near the step's start, the weight w of a token and
+    whether it is kept, k, correct for what sampled: `correction` names how, see `correction.CORRECTIONS`, and None
+    leaves a bound at its usual value. `kl_coef` acts where the subclass says.
     """
 
     kl_coef: float = 0.0
@@ -79,12 +81,24 @@ class ClippedPolicy:
     aggregation: str = "token_mean"
     max_length: int | None = None
     correction: str = "token_tis"
-    correction_cap: float = 2.0
+    correction_cap: float | None = None
+    correction_low: float | None = None
+    correction_high: float | None = None
 
     def __post_init__(self) -> None:
         check_choice(self.aggregation, AGGREGATIONS, what="aggregation")
-        check_choice(self.correction, CORRECTIONS, what="correction")
         check_dual_clip(self.dual_clip)
+        _ = self.bounds
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of the correction. Raises ConfigError for one that it has no use for."""
+        cap, low, high = self.correction_cap, self.correction_low, self.correction_high
+        return bounds_of(self.correction, cap=cap, low=low, high=high)
+
+    def correct(self, batch: Batch, *, new: Tensor) -> Corrected:
+        """What the correction does to each token, with the current weights' log-probs `new` (B,T)."""
+        return correct(self.correction, batch, new=new, bounds=self.bounds)
 
     def reduce(self, loss: Tensor, mask: Tensor, *, counts: Counts) -> Tensor:
         """`aggregate` as this algorithm is set."""
@@ -93,39 +107,48 @@ class ClippedPolicy:
     def policy_loss(self, new: Batch, batch: Batch, *, counts: Counts) -> tuple[Tensor, Tensors]:
         """The policy's scalar loss without KL, and the metrics of the policy."""
         mask = batch["response_mask"]
-        proximal = batch["proximal_logprobs"]
+        corrected, (low, high, dual) = self.correct(batch, new=new["logprobs"]), self._clip
         loss, ratio = ppo_loss(
             masked(new["logprobs"], mask),
-            proximal,
+            corrected.anchor,
             advantages=batch["advantages"],
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
+            clip_low=low,
+            clip_high=high,
+            dual_clip=dual,
         )
-        weight = correction_weight(
-            proximal, batch["rollout_logprobs"], mask=mask, kind=self.correction, cap=self.correction_cap
-        )
-        total = self.reduce(weight * loss, mask, counts=counts)
+        loss = torch.where(corrected.keep, corrected.weight * loss, 0.0)
+        total = self.reduce(loss, mask, counts=counts)
         if self.entropy_coef:
             total = total - self.entropy_coef * self.reduce(new["entropy"], mask, counts=counts)
-        return total, self.policy_metrics(new, batch, ratio=ratio, counts=counts)
+        return total, self.policy_metrics(new, batch, ratio=ratio, corrected=corrected, counts=counts)
+
+    @property
+    def _clip(self) -> tuple[float, float, float | None]:
+        if CORRECTIONS[self.correction].clips:
+            return self.clip_low, self.clip_high, self.dual_clip
+        return math.inf, math.inf, None
 
     @torch.no_grad()
-    def policy_metrics(self, new: Batch, batch: Batch, *, ratio: Tensor, counts: Counts) -> Tensors:
-        """Means over the step's action tokens; "clip/..." are the shares of tokens that a clip holds still.
+    def policy_metrics(
+        self, new: Batch, batch: Batch, *, ratio: Tensor, corrected: Corrected, counts: Counts
+    ) -> Tensors:
+        """Means over the step's action tokens; "clip/..." are the shares of tokens that a clip holds still,
+        "correction/..." of those that the correction keeps, and of those whose weight is at its cap.
 
         "kl/proximal" is k3 of KL(proximal || new), the direction whose samples the batch has; "kl/ref"
         is k3 of KL(new || reference), there when a KL coefficient is set.
         """
-        mask, advantages = batch["response_mask"], batch["advantages"]
+        mask, advantages, (low, high, dual) = batch["response_mask"], batch["advantages"], self._clip
         tokens: Tensors = {
             "ratio/mean": ratio,
-            "clip/low": (advantages < 0) & (ratio < 1 - self.clip_low),
-            "clip/high": (advantages > 0) & (ratio > 1 + self.clip_high),
+            "correction/kept": corrected.keep,
+            "correction/truncated": corrected.truncated,
+            "clip/low": (advantages < 0) & (ratio < 1 - low),
+            "clip/high": (advantages > 0) & (ratio > 1 + high),
             "kl/proximal": kl_estimate(batch["proximal_logprobs"], new["logprobs"], kind="k3"),
         }
-        if self.dual_clip is not None:
-            tokens["clip/dual"] = (advantages < 0) & (ratio > self.dual_clip)
+        if dual is not None:
+            tokens["clip/dual"] = (advantages < 0) & (ratio > dual)
         if "entropy" in new:
             tokens["entropy"] = new["entropy"]
         if self.kl_coef:
@@ -293,6 +316,20 @@ def build(name: str, options: Mapping[str, object]) -> Algorithm:
             raise ConfigError(f"algorithm {name}: {option} is {value!r}, but must be of type {wanted}")
     arguments: dict[str, Any] = dict(options)
     return PRESETS[name](**arguments)
+
+
+def describe_correction(algorithm: Algorithm, *, max_staleness: int) -> str:
+    """One sentence for the log: what corrects for samples that are up to `max_staleness` versions old, and why."""
+    old = f"samples may be {max_staleness} version{'s' * (max_staleness > 1)} old when they are trained"
+    if not isinstance(algorithm, ClippedPolicy):
+        why = f"; {old}" if max_staleness else ""
+        return f"off-policy correction: up to {type(algorithm).__name__}, hocket adds none{why}"
+    kind = algorithm.correction
+    if kind == "none" and max_staleness:
+        return f"warning: algo.correction=none, but {old}: the loss is biased; use algo.correction=token_tis"
+    says = CORRECTIONS[kind].says.format(**asdict(algorithm.bounds))
+    why = old if max_staleness else "makers sample with the trainer's own weights, so it should hardly act"
+    return f"off-policy correction {kind}: {says}; {why}"
 
 
 def _unknown_option(name: str, option: str, known: list[str]) -> str:

@@ -104,6 +104,18 @@ _ALARMS: tuple[tuple[Callable[[_Numbers], bool], str], ...] = (
         "weights; check top_k and top_p (off unless wanted), model.dtype, temperature, dropout.",
     ),
     (
+        # A hundredth is what bfloat16 may do to few tokens; five standard errors are no chance.
+        lambda m: abs(m["mismatch/ratio_mean/0"] - 1) > 0.01 + 5 * m["mismatch/ratio_error/0"],
+        "mismatch/ratio_mean/0 {mismatch/ratio_mean/0:.3f}: tokens that the trainer's own weights made are not as "
+        "likely to it as they were to the maker, and chance would give 1.000 +- {mismatch/ratio_error/0:.2g}; check "
+        "top_k and top_p (off unless wanted), temperature, the tokens, and that the makers have the right weights.",
+    ),
+    (
+        lambda m: m["correction/kept"] < 0.5,
+        "correction/kept {correction/kept:.0%}: the correction drops more than half of the tokens, so a step learns "
+        "from few; widen algo.correction_low and correction_high, lower placement.max_staleness, or use token_tis.",
+    ),
+    (
         # An unbiased estimate dips a little below zero by chance; only what is beyond that is a fault.
         lambda m: m["kl/ref"] < -0.01,
         "kl/ref {kl/ref:.3g}: a KL cannot be negative; check that answers are sampled from the whole "

@@ -85,6 +85,7 @@ def build_maker(blueprint: Blueprint, transport: Transport, *, index: int = 0, d
         name=f"maker-{index}",
         threads=blueprint.threads,
         swap_timeout=config.ray.call_timeout,
+        in_flight=config.sync.in_flight,
     )
 
 

@@ -18,7 +18,7 @@ from hocket.models.scalar import state_values
 from hocket.observe.trace import Span, Tracer
 from hocket.rewards.adapters import Reward
 from hocket.rewards.model import ModelReward, TokenReward
-from hocket.rollout.engine import RolloutEngine, Sampling
+from hocket.rollout.engine import Refresh, RolloutEngine, Sampling
 from hocket.weights.manifest import Manifest
 from hocket.weights.receiver import Receiver
 from hocket.weights.transport import Transport
@@ -40,7 +40,8 @@ class Maker:
 
     Plain Python: no Ray, no process. With a `critic` it adds `values`, and the critic's weights are to come with the
     policy's. A `TokenReward` needs no tokenizer. `swap_timeout` is how long `make` waits for weights it was promised;
-    `started` is the version that the engine begins with, -1 when it is to wait for the first.
+    `started` is the version that the engine begins with, -1 when it is to wait for the first. With `in_flight` a unit
+    takes a newer version every so many decode steps, if one is there; else its version is fixed when it begins.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Maker:
         swap_timeout: float = 600.0,
         started: int = 0,
         arbitrate: str | None = None,
+        in_flight: int | None = None,
     ) -> None:
         self.engine = engine
         self.engine.version = started
@@ -74,6 +76,7 @@ class Maker:
         self._critic = frozen(critic) if critic is not None else None
         self._threads = threads
         self._swap_timeout = swap_timeout
+        self._refresh = Refresh(in_flight, self._swap_now) if in_flight is not None else None
         self.receiver = Receiver(self._expects(), name=name, arbitrate=arbitrate)
         self._samples: list[Sample] = []
         self._timeline = 0
@@ -91,7 +94,9 @@ class Maker:
         facts = {"step": unit.meta_info["step"] + 1, "unit": unit.meta_info["unit"]}
         self._swap(at_least, timeline=timeline, stop=stop)
         with self.tracer.span("generate", **facts, version=self.engine.version):
-            rollouts = self.engine.generate(unit, self._sampling, samples=self._group_size, seed=self._seed)
+            rollouts = self.engine.generate(
+                unit, self._sampling, samples=self._group_size, seed=self._seed, refresh=self._refresh
+            )
         with self.tracer.span("reward", **facts):
             experience = self._score(rollouts)
         if self._reference is not None:
@@ -143,6 +148,17 @@ class Maker:
             )
         if new is not None:
             self._timeline = new[0]
+
+    def _swap_now(self) -> None:
+        """Put a newer version into use if one is committed, in the midst of a unit; wait for none."""
+        current = (self._timeline, self.engine.version)
+        new = self.receiver.swap(self._load_traced, at_least=current, current=current, timeout=0)
+        if new is not None:
+            self._timeline = new[0]
+
+    def _load_traced(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        with self.tracer.span("sync", version=version):
+            self._load(weights, version)
 
     def _expects(self) -> dict[str, tuple[int, ...]] | None:
         own, values = self.engine.expects(), wanted_shapes(self._critic) if self._critic is not None else {}

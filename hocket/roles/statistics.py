@@ -7,11 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hocket.algorithms.mismatch import by_staleness
+from hocket.algorithms.presets import Algorithm, ClippedPolicy
 from hocket.data.proto import DataProto
 
 
 def batch_statistics(batch: DataProto, *, version: int) -> dict[str, float]:
-    """Reward, length, staleness, group and advantage statistics of a TRAIN_BATCH trained at `version`."""
+    """Reward, length, staleness, group and advantage statistics of a TRAIN_BATCH trained at `version`.
+
+    Each token has a staleness of its own: an answer may hold tokens of several versions.
+    """
     score, mask = batch.tensor("score"), batch.tensor("response_mask")
     stale = (version - batch.tensor("version"))[mask].float()
     lengths = mask.sum(-1).float()
@@ -36,6 +41,16 @@ def batch_statistics(batch: DataProto, *, version: int) -> dict[str, float]:
     if "returns" in batch.keys():  # noqa: SIM118  (DataProto iterates rows)
         stats["value/explained_var"] = _explained(batch.tensor("values")[mask], batch.tensor("returns")[mask])
     return {name: float(value) for name, value in stats.items()}
+
+
+def staleness_statistics(batch: DataProto, *, version: int, algorithm: Algorithm) -> dict[str, float]:
+    """Mismatch and correction by staleness of a TRAIN_BATCH trained at `version`, as the step begins; see
+    `by_staleness`."""
+    tensors = batch.tensors()
+    own = isinstance(algorithm, ClippedPolicy)  # an algorithm of a user's may correct in a way of its own
+    corrected = algorithm.correct(tensors, new=tensors["proximal_logprobs"]) if own else None
+    facts = by_staleness(tensors, stale=version - tensors["version"], corrected=corrected)
+    return {name: float(value) for name, value in facts.items()}
 
 
 def add_up(total: dict[str, float], part: Mapping[str, float]) -> None:

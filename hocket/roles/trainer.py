@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hocket.algorithms.correction import mismatch
+from hocket.algorithms.mismatch import mismatch
 from hocket.algorithms.presets import Algorithm
 from hocket.algorithms.reduce import Counts
 from hocket.config import TrainerSection
@@ -29,7 +29,7 @@ from hocket.parallel.strategy import Single, Strategy
 from hocket.roles.maker import CRITIC, Report
 from hocket.roles.optimizer import Optimizer
 from hocket.roles.snapshot import Snapshot, restore
-from hocket.roles.statistics import add_up, batch_statistics
+from hocket.roles.statistics import add_up, batch_statistics, staleness_statistics
 from hocket.weights.manifest import Manifest, weights_sha256
 from hocket.weights.publisher import Publisher
 from hocket.weights.transport import Transport
@@ -117,6 +117,7 @@ class Trainer:
         first = sum(len(part) for part in parts[: self._strategy.rank] if part is not None)
         ready, facts = self._credit(whole)
         facts |= batch_statistics(ready, version=step)
+        facts |= staleness_statistics(ready, version=step, algorithm=self._algorithm)
         ready.meta_info = {"facts": facts}
         return ready[first : first + (len(own) if own is not None else 0)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,13 +37,29 @@ class Sampling:
         return min(room, self.max_new_tokens)
 
 
+@dataclass(frozen=True)
+class Refresh:
+    """A chance to `load` newer weights while a unit is being decoded: `look` is called every `every` decode steps."""
+
+    every: int
+    look: Callable[[], None]
+
+
 class RolloutEngine(Protocol):
     """An engine serves one weights version at a time and stamps it on every token."""
 
     version: int
 
-    def generate(self, prompts: DataProto, sampling: Sampling, *, samples: int, seed: int) -> DataProto:
-        """PROMPTS of P rows -> ROLLOUTS of P x `samples` rows, in prompt order."""
+    def generate(
+        self, prompts: DataProto, sampling: Sampling, *, samples: int, seed: int, refresh: Refresh | None = None
+    ) -> DataProto:
+        """PROMPTS of P rows -> ROLLOUTS of P x `samples` rows, in prompt order.
+
+        With `refresh` the weights may change on the way. A token's version is that of the weights that computed its
+        logits, from a cache that older weights may have filled: its log-prob is that of the distribution that it was
+        really drawn from. All rows are decoded together, so that a version begins at one decode step of the unit:
+        `swap_points` reads from the tokens which.
+        """
         ...
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

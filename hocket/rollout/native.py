@@ -15,13 +15,18 @@ from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, ROLLOUTS, check, positions
 from hocket.models.load import check_room
 from hocket.models.policy import copy_weights, takes, wanted_shapes
-from hocket.rollout.engine import Sampling
+from hocket.rollout.engine import Refresh, Sampling
 from hocket.rollout.sampling import sample_tokens, uniforms
 
 
 class NativeEngine:
     """Decodes one unit at a time: each prompt is prefilled once and its cache repeated for its samples, and
-    rows that have ended leave the batch."""
+    rows that have ended leave the batch.
+
+    Weights that a `refresh` puts in compute from the next token on. The cache is kept: what older weights made of the
+    earlier tokens stays, as recomputing it would cost a prefill for each swap. Those log-probs are of neither version
+    alone, but they are those of the drawn distribution, which is what an importance weight needs.
+    """
 
     def __init__(self, model: PreTrainedModel, *, stop_ids: Sequence[int], pad_id: int) -> None:
         self.model = model.eval()
@@ -30,7 +35,9 @@ class NativeEngine:
         self._pad_id = pad_id
 
     @torch.no_grad()
-    def generate(self, prompts: DataProto, sampling: Sampling, *, samples: int, seed: int) -> DataProto:
+    def generate(
+        self, prompts: DataProto, sampling: Sampling, *, samples: int, seed: int, refresh: Refresh | None = None
+    ) -> DataProto:
         """See RolloutEngine. Raises DataError when prompt and response cannot fit the model's positions."""
         check(prompts, PROMPTS, "prompts given to the engine")
         longest = int(prompts.tensor("prompt_length").max())
@@ -45,7 +52,9 @@ class NativeEngine:
                 for uid, i in zip(rows.non_tensor_batch["uid"], sample, strict=True)
             ]
         )
-        answers = self._decode(prompts.select().to(device), sampling, samples, torch.from_numpy(noise).to(device))
+        answers = self._decode(
+            prompts.select().to(device), sampling, samples, noise=torch.from_numpy(noise).to(device), refresh=refresh
+        )
         return self._rollouts(rows, sample, *(tensor.cpu() for tensor in answers))
 
     def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -58,9 +67,10 @@ class NativeEngine:
         return wanted_shapes(self.model)
 
     def _decode(
-        self, prompts: DataProto, sampling: Sampling, samples: int, noise: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sampled ids (R, N), their log-probs (R, N), and how many of each row count (R,)."""
+        self, prompts: DataProto, sampling: Sampling, samples: int, *, noise: Tensor, refresh: Refresh | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sampled ids (R, N), their log-probs (R, N), how many of each row count (R,), and the version of each decode
+        step (N,)."""
         logits, cache, attention = self._prefill(prompts)
         cache.batch_repeat_interleave(samples)
         logits, attention = (t.repeat_interleave(samples, 0) for t in (logits, attention))
@@ -68,6 +78,7 @@ class NativeEngine:
         tokens = torch.full((rows, width), self._pad_id, device=noise.device)
         logprobs = torch.zeros(rows, width, device=noise.device)
         counts = torch.zeros(rows, dtype=torch.int64, device=noise.device)
+        versions = torch.full((width,), self.version, dtype=torch.int32)
         live = torch.arange(rows, device=noise.device)
         stop = self._stop.to(noise.device)
         for i in range(width):
@@ -80,9 +91,12 @@ class NativeEngine:
             if len(going) < len(live):
                 live, chosen, attention = live[going], chosen[going], attention[going]
                 cache.batch_select_indices(going)
+            if refresh is not None and (i + 1) % refresh.every == 0:
+                refresh.look()
+                versions[i + 1 :] = self.version
             attention = torch.nn.functional.pad(attention, (0, 1), value=1)
             logits = self._forward(chosen[:, None], attention, cache)
-        return tokens, logprobs, counts
+        return tokens, logprobs, counts, versions
 
     def _prefill(self, prompts: DataProto) -> tuple[Tensor, DynamicCache, Tensor]:
         """Next-token logits (P, V), the cache, and the attention mask of left-padded prompts."""
@@ -103,7 +117,9 @@ class NativeEngine:
         inputs["cache"] = cache
         return cast(Tensor, self.model(**inputs, logits_to_keep=1).logits[:, -1])
 
-    def _rollouts(self, rows: DataProto, sample: Tensor, tokens: Tensor, logprobs: Tensor, counts: Tensor) -> DataProto:
+    def _rollouts(
+        self, rows: DataProto, sample: Tensor, tokens: Tensor, logprobs: Tensor, counts: Tensor, versions: Tensor
+    ) -> DataProto:
         """Put each response right behind its prompt, right padded."""
         prompt_length = rows.tensor("prompt_length")
         length = prompt_length + counts
@@ -121,7 +137,7 @@ class NativeEngine:
                 "length": length,
                 "response_mask": response,
                 "rollout_logprobs": torch.where(response, logprobs.gather(1, source), 0.0),
-                "version": torch.where(response, self.version, -1).int(),
+                "version": torch.where(response, versions[source], -1),
                 "truncated": ~torch.isin(last, self._stop),
             },
             rows.non_tensor_batch,

@@ -134,9 +134,9 @@ class Receiver:
     ) -> Age | None:
         """Put the committed version into use, first waiting until it is `at_least` that version.
 
-        Ages are timeline and version. Called only between two units, by the thread that generates. Returns the age
-        of what is newly in use, None when nothing changed; raises WeightSyncError when the version does not arrive
-        within `timeout` seconds. `stop` is asked meanwhile, and may raise.
+        Ages are timeline and version. Called between two units or two decode steps, by the thread that generates.
+        Returns the age of what is newly in use, None when nothing changed; raises WeightSyncError when the version does
+        not arrive within `timeout` seconds. `stop` is asked meanwhile, and may raise.
         """
         end = time.monotonic() + timeout
         with self._lock:

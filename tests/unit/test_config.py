@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from hocket.algorithms.correction import CORRECTIONS
 from hocket.config import Colocated, Detached, Local, RunConfig, known_keys, load_config, parse_config
 from hocket.errors import ConfigError
 
@@ -87,6 +88,13 @@ def test_overrides(load, words, key, value):
         (["model.name=null"], "set model.name (a folder or id) or model.config"),
         (["model.config.model_type=gpt2"], "taken back with model.name=null"),
         (["model.name=null", "model.config.n_layer=2"], "model.config has no model_type"),
+        (["sync.in_flight=8"], "sync.in_flight=8 swaps weights inside a unit, but placement.max_staleness=0 fixes"),
+        (["sync.in_flight=8", "placement=local"], "max_staleness to 1 or more (detached only), or sync.in_flight=null"),
+        (
+            ["sync.in_flight=0", "placement.max_staleness=1"],
+            "sync.in_flight=0: Input should be greater than or equal to 1",
+        ),
+        (["algo.correction=tis"], "'token_tis', 'icepop'"),
         (["trainer.prompts_per_step=10", "trainer.minibatches=3"], "legal values of minibatches are [1, 2, 5, 10]"),
         (["placement=detatched"], "placement 'detatched' is not known; use local, colocated or detached(makers=2)"),
         (["placement=none"], "placement 'None' is not known"),
@@ -222,6 +230,15 @@ def test_algorithm_settings_left_alone_are_the_presets(load):
     assert load().algo.chosen() == {}
     config = load("algo.kl_coef=0", "algo.whiten=false", "algo.options.depth=2")
     assert config.algo.chosen() == {"kl_coef": 0.0, "whiten": False, "depth": 2}
+
+
+def test_weights_may_be_swapped_in_flight_where_the_version_is_not_fixed(load):
+    assert load("sync.in_flight=8", "placement=detached(max_staleness=2)").sync.in_flight == 8
+
+
+def test_every_correction_can_be_named(load):
+    for name in CORRECTIONS:
+        assert load(f"algo.correction={name}").algo.correction == name
 
 
 def test_parse_config_leaves_its_argument_alone():

@@ -74,3 +74,26 @@ def value_loss(value: float, old: float, target: float, clip: float | None) -> f
 def whiten(values: Array, mask: NDArray[np.bool_]) -> Array:
     kept = values[mask]
     return np.where(mask, (values - kept.mean()) / np.sqrt(kept.var() + 1e-8), 0.0)
+
+
+def corrected(
+    kind: str, row: dict[str, list[float]], cap: float, low: float, high: float
+) -> tuple[list[float], list[bool]]:
+    """Weight and kept for each action token of one answer: `row` has its new, proximal, rollout and advantages."""
+    d = [p - r for p, r in zip(row["proximal"], row["rollout"], strict=True)]
+    product, geometric = math.exp(sum(d)), math.exp(sum(d) / len(d))
+    behind = sum(r - n for r, n in zip(row["rollout"], row["new"], strict=True)) / len(d)
+    weights, kept = list[float](), list[bool]()
+    for t, advantage in enumerate(row["advantages"]):
+        ratio, moved = math.exp(d[t]), math.exp(row["new"][t]) - math.exp(row["rollout"][t])
+        weight = {"icepop": ratio, "seq_tis": min(product, cap), "seq_mis": product}.get(kind, min(ratio, cap))
+        weights.append(1.0 if kind in ("none", "dppo", "bypass") else weight)
+        keep = {
+            "icepop": low <= ratio <= high,
+            "seq_mis": product <= high,
+            "geo_mask": low <= geometric <= high,
+            "opsm": not (advantage < 0 and behind > high),
+            "dppo": not (advantage > 0 and moved > high) and not (advantage < 0 and moved < -low),
+        }
+        kept.append(keep.get(kind, True))
+    return weights, kept

@@ -28,6 +28,13 @@ VARIANTS: dict[str, Algorithm] = {
     "grpo": GRPO(kl_coef=0.05, entropy_coef=0.01),
     "grpo, sums": GRPO(advantage="rloo", aggregation="seq_mean_token_sum", correction="none"),
     "dr_grpo": DrGRPO(max_length=16, kl_coef=0.1),
+    "icepop": GRPO(correction="icepop", correction_low=0.8, correction_high=1.3),
+    "seq_tis": GRPO(correction="seq_tis", correction_cap=1.3, aggregation="seq_mean_token_mean"),
+    "seq_mis": PPO(correction="seq_mis", correction_high=1.5),
+    "geo_mask": GRPO(correction="geo_mask", correction_low=0.9, correction_high=1.2),
+    "opsm": GRPO(correction="opsm", correction_high=0.05),
+    "dppo": GRPO(correction="dppo", correction_low=0.05, correction_high=0.05),
+    "bypass": PPO(correction="bypass"),
 }
 
 

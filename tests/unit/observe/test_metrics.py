@@ -62,6 +62,12 @@ def test_damage_that_no_interrupted_write_explains_is_an_error_with_its_line(tmp
         ({"len/truncated_frac": 0.9}, "len/truncated_frac 0.90"),
         ({"time/wait_experience": 0.8, "time/step": 1.0}, "80% of the step.*add makers"),
         ({"mismatch/abs_mean": 0.1, "staleness/max": 0}, "mismatch/abs_mean 0.1 at staleness 0"),
+        (
+            {"mismatch/ratio_mean/0": 0.9, "mismatch/ratio_error/0": 0.002},
+            r"0.900: .* chance would give 1.000 \+- 0.002",
+        ),
+        ({"mismatch/ratio_mean/0": 1.1, "mismatch/ratio_error/0": 0.0}, "mismatch/ratio_mean/0 1.100"),
+        ({"correction/kept": 0.49}, "correction/kept 49%: the correction drops more than half"),
         ({"kl/ref": -0.2}, "kl/ref -0.2: a KL cannot be negative"),
         ({"grad_norm": float("nan")}, "grad_norm nan"),
         ({"grad_norm": float("inf")}, "grad_norm inf"),
@@ -83,6 +89,9 @@ def test_each_threshold_has_one_sentence(metrics: dict[str, float], sentence: st
         {"time/wait_experience": 0.0, "time/step": 0.0},
         {"mismatch/abs_mean": 0.1, "staleness/max": 1},
         {"mismatch/abs_mean": 1e-5, "staleness/max": 0},
+        {"mismatch/ratio_mean/0": 0.95, "mismatch/ratio_error/0": 0.01},
+        {"mismatch/ratio_mean/0": 0.5, "mismatch/ratio_error/0": None},
+        {"mismatch/ratio_mean/1": 0.5, "mismatch/ratio_error/1": 0.0, "correction/kept": 0.5},
     ],
 )
 def test_no_sentence_below_the_thresholds(metrics: dict[str, float]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hocket.data.schema import EXPERIENCE, check
+from hocket.data.schema import EXPERIENCE, check, swap_points
 from hocket.errors import RewardError, WeightSyncError
 from hocket.models.policy import token_logprobs
 
@@ -146,3 +146,41 @@ def test_weights_of_another_model_are_refused(tiny, make_maker, make_trainer, un
         maker.receive(*make_trainer(policy=tiny()).publish(1))
     maker.make(units()[0])
     assert maker.engine.version == 0
+
+
+def decoding_with(maker, receive):
+    """Let `receive` be called once, at the fourth forward of the engine's model: in the midst of a unit."""
+    forwards = []
+
+    def before(module, args, kwargs):
+        forwards.append(1)
+        if len(forwards) == 4:
+            receive()
+
+    return maker.engine.model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+@pytest.mark.parametrize(("in_flight", "swaps"), [(None, [(0, 0)]), (2, [(0, 0), (4, 1)]), (3, [(0, 0), (6, 1)])])
+def test_weights_that_arrive_in_the_midst_of_a_unit(tiny, make_maker, make_trainer, units, in_flight, swaps):
+    """Committed after the third token: in use at the next look in flight, or else with the next unit."""
+    maker = make_maker(in_flight=in_flight, stop_ids=(1,))
+    published = make_trainer(policy=tiny(seed=9)).publish(1)
+    hook = decoding_with(maker, lambda: maker.receive(*published))
+    unit = units()[0]
+    unit.meta_info["samples"] = 8
+    made = maker.make(unit)
+    hook.remove()
+    assert swap_points(made) == swaps
+    assert {sample["version"] for sample in maker.report().samples} == {0}
+    assert swap_points(maker.make(units()[1])) == [(0, 1)]
+
+
+def test_an_evaluation_keeps_its_version_in_flight(tiny, make_maker, make_trainer, units):
+    """P28: its scores are of the version that it was asked for."""
+    maker = make_maker(in_flight=1, stop_ids=(1,))
+    wanted = make_maker(stop_ids=(1,)).evaluate(units()[0])
+    published = make_trainer(policy=tiny(seed=9)).publish(1)
+    hook = decoding_with(maker, lambda: maker.receive(*published))
+    assert maker.evaluate(units()[0]) == wanted
+    hook.remove()
+    assert maker.evaluate(units()[0]) != wanted

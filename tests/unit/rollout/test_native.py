@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from hocket.data.proto import DataProto
-from hocket.data.schema import positions
+from hocket.data.schema import positions, swap_points
 from hocket.errors import BatchError, DataError, HocketError
-from hocket.rollout.engine import Sampling
+from hocket.models.policy import named_weights
+from hocket.rollout.engine import Refresh, Sampling
 from hocket.rollout.native import NativeEngine
 
 
@@ -94,3 +95,70 @@ def test_weights_that_are_not_finite_stop_the_run(tiny):
         model.lm_head.weight[3] = torch.nan
     with pytest.raises(HocketError, match="not finite"):
         NativeEngine(model, stop_ids=(1,), pad_id=0).generate(UNIT, Sampling(5), samples=1, seed=0)
+
+
+def swapping(engine, weights, *, after, every):
+    """A refresh that loads `weights` as version 7 at its `after`-th call, and the calls."""
+    calls = []
+
+    def look():
+        calls.append(len(calls) + 1)
+        if len(calls) == after:
+            engine.load(weights.items(), 7)
+
+    return Refresh(every, look), calls
+
+
+@torch.no_grad()
+def by_hand(old, new, row, start, swap):
+    """Log-probs of a row's response: `old` reads and writes the first `swap` tokens, `new` goes on in its cache."""
+    out = old(input_ids=row[None, : start + swap - 1], use_cache=True)
+    logits = [*out.logits[0, start - 1 :]]
+    for t in range(start + swap - 1, len(row) - 1):
+        out = new(input_ids=row[None, t : t + 1], cache=out.past_key_values, use_cache=True)
+        logits.append(out.logits[0, -1])
+    return torch.log_softmax(torch.stack(logits), -1).gather(-1, row[start:, None]).squeeze(-1)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama"])
+def test_weights_swapped_in_flight(tiny, kind):
+    """Half of each answer before the swap, half after: log-probs by hand, with both weights and the kept cache."""
+    old, new = tiny(kind), tiny(kind, seed=9)
+    weights = {name: t.clone() for name, t in named_weights(new).items()}
+    engine = NativeEngine(tiny(kind), stop_ids=(1, 2, 3), pad_id=0)
+    engine.version = 5
+    refresh, calls = swapping(engine, weights, after=2, every=4)
+    out = engine.generate(UNIT, Sampling(16), samples=4, seed=1, refresh=refresh)
+    assert calls == [1, 2, 3]
+    assert swap_points(out) == [(0, 5), (8, 7)]
+    crossed = 0
+    for i in range(len(out)):
+        start, end = int(out.tensor("prompt_length")[i]), int(out.tensor("length")[i])
+        row = out.tensor("input_ids")[i, :end]
+        versions = out.tensor("version")[i].tolist()
+        assert versions[start:end] == ([5] * 8 + [7] * 8)[: end - start]
+        assert set(versions[:start] + versions[end:]) <= {-1}
+        wanted = by_hand(old, new, row, start, min(8, end - start))
+        torch.testing.assert_close(out.tensor("rollout_logprobs")[i, start:end], wanted, atol=2e-5, rtol=0)
+        crossed += end - start == 16
+    assert crossed, "some answers have tokens of both versions"
+
+
+def test_a_swap_changes_what_comes_after_it_alone(tiny):
+    engine, still = (NativeEngine(tiny(), stop_ids=(1,), pad_id=0) for _ in range(2))
+    weights = {name: t.clone() for name, t in named_weights(tiny(seed=9)).items()}
+    refresh, _ = swapping(engine, weights, after=3, every=2)
+    swapped = engine.generate(UNIT, Sampling(12), samples=4, seed=1, refresh=refresh)
+    whole = still.generate(UNIT, Sampling(12), samples=4, seed=1)
+    for i in range(len(whole)):
+        start = int(whole.tensor("prompt_length")[i])
+        a, b = (out.tensor("input_ids")[i, start:].tolist() for out in (swapped, whole))
+        assert a[:6] == b[:6]
+    assert not torch.equal(swapped.tensor("input_ids"), whole.tensor("input_ids"))
+
+
+def test_a_refresh_that_finds_nothing_changes_nothing(tiny):
+    engine = NativeEngine(tiny(), stop_ids=(1, 2, 3), pad_id=0)
+    plain = engine.generate(UNIT, Sampling(12), samples=4, seed=1)
+    looked = engine.generate(UNIT, Sampling(12), samples=4, seed=1, refresh=Refresh(1, lambda: None))
+    assert all(torch.equal(tensor, looked.tensor(key)) for key, tensor in plain.tensors().items())
