@@ -40,7 +40,8 @@ def audit(run: Path) -> Audit:
     _account(driver, found)
     _demand_versions_grow(driver, found)
     trainers = sorted((run / "history").glob("trainer-*.jsonl"))
-    lineages = [_lineage(_facts(path), found, path.stem) for path in trainers]
+    first = next((fact["step"] for fact in driver if fact["fact"] == "resumed" and fact["fork_of"]), 0)
+    lineages = [_lineage(_facts(path), found, path.stem, first=first) for path in trainers]
     if lineages:
         found.lineage = [step for step, _ in lineages[0]]
         _demand_once([unit for lineage in lineages for _, units in lineage for unit in units], found)
@@ -56,6 +57,11 @@ def _account(facts: Iterable[Fact], found: Audit) -> None:
     buffered: dict[Key, int] = {}
     trained: dict[int, int] = {}
     books = found.accounts
+
+    def end(key: Key, how: str) -> int:
+        found.demand(key in leased, f"unit {key} was {how}, and not leased")
+        return leased.pop(key, 0)
+
     for fact in facts:
         key = _key(fact)
         match fact["fact"]:
@@ -64,18 +70,19 @@ def _account(facts: Iterable[Fact], found: Audit) -> None:
                 leased[key] = fact["samples"]
                 books["produced"] += fact["samples"]
             case "made" if fact["taken"]:
-                buffered[key] = leased.pop(key)
+                buffered[key] = end(key, "made")
             case "lost":
-                books["maker_lost"] += leased.pop(key)
+                books["maker_lost"] += end(key, "lost")
             case "dropped":
-                books[fact["why"]] += leased.pop(key)
+                books[fact["why"]] += end(key, "dropped")
             case "again":
                 for unit in [unit for unit in buffered if unit[0] == fact["step"]]:
                     books["maker_lost"] += buffered.pop(unit)
             case "trained":
                 units = [unit for unit in buffered if unit[0] == fact["step"]]
-                trained[fact["step"]] = sum(buffered.pop(unit) for unit in units)
-                found.demand(trained[fact["step"]] == fact["samples"], f"step {fact['step']} counted other samples")
+                trained[fact["step"]] = has = sum(buffered.pop(unit) for unit in units)
+                words = f"step {fact['step']} counted {fact['samples']} samples, its units have {has}"
+                found.demand(has == fact["samples"], words)
             case "rewound":
                 gone = [n for step, n in trained.items() if step >= fact["step"]]
                 books["rolled_back"] += sum(gone) + sum(buffered.values()) + sum(leased.values())
@@ -96,9 +103,9 @@ def _resume(fact: Fact, trained: dict[int, int], found: Audit) -> dict[int, int]
     if fact["fork_of"]:
         kept, books["produced"] = {-1: accounts["trained"]}, sum(accounts.values())
     for name, counted, recounted in (
-        ("trained", accounts["trained"], sum(kept.values())),
+        ("trained", accounts.get("trained", 0), sum(kept.values())),
         ("produced", sum(accounts.values()), books["produced"]),
-        ("buffered", accounts["buffered"], sum(n for _, _, n in fact["waiting"])),
+        ("buffered", accounts.get("buffered", 0), sum(n for _, _, n in fact["waiting"])),
     ):
         found.demand(counted == recounted, f"resumed with {counted} {name}, the histories have {recounted}")
     for account in REASONS:
@@ -115,8 +122,8 @@ def _demand_versions_grow(facts: Iterable[Fact], found: Audit) -> None:
             newest = age
 
 
-def _lineage(facts: Iterable[Fact], found: Audit, who: str) -> list[tuple[int, list[Key]]]:
-    """Steps of one trainer rank that are in its weights in the end, with their units."""
+def _lineage(facts: Iterable[Fact], found: Audit, who: str, *, first: int) -> list[tuple[int, list[Key]]]:
+    """Steps of one trainer rank that are in its weights in the end, with their units; they begin with `first`."""
     lineage: list[tuple[int, list[Key]]] = []
     pending = lineage
     for fact in facts:
@@ -131,8 +138,8 @@ def _lineage(facts: Iterable[Fact], found: Audit, who: str) -> list[tuple[int, l
             case _:
                 pass
     steps = [step for step, _ in lineage]
-    first = steps[0] if steps else 0
-    found.demand(steps == list(range(first, first + len(steps))), f"the steps of {who} are {steps}")
+    words = f"the steps of {who} are {steps}, and should be {len(steps)} in order from {first}"
+    found.demand(steps == list(range(first, first + len(steps))), words)
     return lineage
 
 
