@@ -119,10 +119,11 @@ class Checkpoints:
             saved = Saved(final, books.step, books.timeline, whole, run | dict(about))
             self._tidy(saved)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write checkpoint {str(final)!r}: {error}; free space or set run.dir"
             ) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)  # there is none any more when it was renamed
         return saved
 
     def _save(self, aside: Path, books: Books, trainer: Saves) -> tuple[dict[str, Any], dict[str, str]]:

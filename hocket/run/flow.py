@@ -265,6 +265,11 @@ class Flow:
             self._leasable.notify_all()
 
     @property
+    def closed(self) -> bool:
+        """Whether no more units are handed out."""
+        return self._closed
+
+    @property
     def depth(self) -> int:
         """Units that wait for the trainer."""
         with self._lock:

@@ -152,7 +152,8 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
             except WorkerDied as error:
                 if lease is not None:
                     flow.lost(lease, error.message)
-                crew.replace_maker(maker, error)
+                if not crew.replace_maker(maker, error, wanted=lambda: not flow.closed):
+                    return
             except Retired:
                 crew.dismiss(maker)
                 return
@@ -192,12 +193,14 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
         flow.close()
 
     def recover(error: WorkerDied) -> None:
-        try:
+        while True:
             crew.replace_trainer(error)
-            session.rewind(crew.trainer.now.restore)
-            publish()
-        except WorkerDied as another:
-            recover(another)
+            try:
+                session.rewind(crew.trainer.now.restore)
+                publish()
+                return
+            except WorkerDied as another:
+                error = another
 
     def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
         return crew.evaluate(units, version=flow.step, timeline=flow.timeline)

@@ -73,3 +73,64 @@ class Chaos(threading.Thread):
                 continue  # it was dead already, and its successor is not there yet
             self.done.append(fault)
             self.pids.append(pid)
+
+
+class Strike(threading.Thread):
+    """Does `harm(run)` to the run in a folder once `moment(run)` is true; `failure` is what either of them raised."""
+
+    def __init__(self, run, moment, harm):
+        super().__init__(daemon=True)
+        self.run_folder, self.moment, self.harm = run, moment, harm
+        self.done_at, self.failure = None, None
+        self.start()
+
+    def run(self):
+        try:
+            until(lambda: self.moment(self.run_folder), timeout=120, pause=0.002)
+            self.done_at = time.monotonic()
+            self.harm(self.run_folder)
+        except BaseException as error:  # noqa: BLE001  raised again by `check`
+            self.failure = error
+
+    def check(self):
+        """Wait for its end; raise what went wrong in it."""
+        self.join(60)
+        if self.failure is not None:
+            raise self.failure
+        assert self.done_at is not None, "the moment never came"
+
+
+def until(condition, *, timeout, pause=0.05):
+    """Wait until the condition is true, and give what it gave; AssertionError after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not true within {timeout} s: {condition}"
+        time.sleep(pause)
+    return value
+
+
+def count(run, fact, **what):
+    """How many such facts the driver has noted."""
+    wanted = what.items()
+    return sum(one["fact"] == fact and wanted <= one.items() for one in facts(run, "driver"))
+
+
+def at_work(run):
+    """Who makes a unit now, by unit."""
+    leased = {}
+    for fact in facts(run, "driver"):
+        if fact["fact"] == "leased":
+            leased[tuple(fact["unit"])] = fact["worker"]
+        elif fact["fact"] in ("made", "lost", "dropped"):
+            leased.pop(tuple(fact["unit"]), None)
+    return leased
+
+
+def kill(*roles, number=signal.SIGKILL):
+    """Harm: that signal to what those roles are now."""
+
+    def harm(run):
+        for role in roles:
+            os.kill(pid_of(run, role), number)
+
+    return harm
