@@ -82,11 +82,18 @@ class Maker:
         self._timeline = 0
 
     def make(
-        self, unit: DataProto, *, at_least: int = 0, timeline: int = 0, stop: Callable[[], None] = lambda: None
+        self,
+        unit: DataProto,
+        *,
+        at_least: int = 0,
+        timeline: int = 0,
+        stop: Callable[[], None] = lambda: None,
+        refresh: Refresh | None = None,
     ) -> DataProto:
         """PROMPTS of one unit -> EXPERIENCE of all its samples, made with weights version `at_least` or newer.
 
-        Weights of a later `timeline` of the trainer are newer, whatever their version. Raises RewardError for a
+        Weights of a later `timeline` of the trainer are newer, whatever their version. `refresh` is done on the way, in
+        the place of the maker's own. Raises RewardError for a
         broken reward, WeightSyncError when the version does not arrive; `stop` is asked during that wait, and may
         raise.
         """
@@ -95,7 +102,7 @@ class Maker:
         self._swap(at_least, timeline=timeline, stop=stop)
         with self.tracer.span("generate", **facts, version=self.engine.version):
             rollouts = self.engine.generate(
-                unit, self._sampling, samples=self._group_size, seed=self._seed, refresh=self._refresh
+                unit, self._sampling, samples=self._group_size, seed=self._seed, refresh=refresh or self._refresh
             )
         with self.tracer.span("reward", **facts):
             experience = self._score(rollouts)

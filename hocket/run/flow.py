@@ -18,6 +18,7 @@ from hocket.errors import HocketError, WorkerDied
 from hocket.run.ledger import REASONS, Ledger
 
 Key = tuple[int, int]  # step and index of a unit
+Versions = list[tuple[int, int]]  # of one unit: decode step, and the version of the weights from there on
 _SLICE = 0.2
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hocket.algorithms.presets import PRESETS, Algorithm, build
+from hocket.algorithms.presets import PRESETS, Algorithm, build, describe_correction
 from hocket.config import RunConfig
 from hocket.data.chat import describe_template, stop_ids
 from hocket.data.prompts import PromptTable, read_prompts
@@ -80,6 +80,7 @@ def check_input(config: RunConfig) -> Checked:
         table.notice + (f"; dropped {overlong} overlong prompts" if overlong else ""),
         f"prompts: {describe_template(tokenizer, config.data.template)}; a response ends at token {list(stop)}",
         config.arithmetic(),
+        describe_correction(algorithm, max_staleness=config.placement.max_staleness),
     ]
     evaluated = _tokenize(config, held_out, tokenizer)[0][: config.eval.prompts] if held_out else []
     return Checked(config, algorithm, reward, tokenizer, prompts, evaluated, stop, facts)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
 from typing import Any
 
 from hocket.config import Colocated, Detached, Local
 from hocket.errors import DataError, DataLost, PlacementError, RewardError, WorkerDied
+from hocket.models.policy import named_weights
 from hocket.roles.build import build_maker, build_trainer
+from hocket.rollout.engine import Refresh
 from hocket.run.cluster import cluster
 from hocket.run.crew import Crew, Member, Retired
-from hocket.run.flow import Key, Lease, unit_key
+from hocket.run.flow import Key, Lease, Versions, unit_key
 from hocket.run.session import Draining, Session
 from hocket.run.supervise import Restarts, Supervisor
 from hocket.single_controller.future import DataProtoFuture
@@ -94,36 +97,56 @@ def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:
     session.conclude(evaluate, lambda: [maker.report(), trainer.report()])
 
 
-def replayed(session: Session, made_with: Mapping[int, Sequence[Key]], *, until: int) -> None:
-    """What a recorded run did, again, in this process: each unit is made with the weights version that it had.
+def replayed(session: Session, recorded: Mapping[Key, Versions], *, until: int) -> None:
+    """What a recorded run did, again, in this process: each unit is made with the weights that it had.
 
-    `made_with` gives the units by that version.
+    `recorded` gives the (decode step, weights version) pairs of each unit; it is made as soon as the last one is there.
     """
-    flow = session.flow
+    flow, placement = session.flow, session.config.placement
     maker, trainer = _build_both(session)
     session.restore(trainer.restore)
+    kept: dict[int, dict[str, Any]] = {}
+    due: dict[int, list[Key]] = {}
+    for key, versions in sorted(recorded.items()):
+        due.setdefault(versions[-1][1], []).append(key)
 
-    def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
-        return [maker.evaluate(unit, at_least=flow.step, timeline=flow.timeline) for unit in units]
+    def publish() -> None:
+        kept[flow.step] = {name: tensor.clone() for name, tensor in named_weights(trainer.policy).items()}
+        kept.pop(flow.step - placement.max_staleness - 1, None)
+        load(flow.step)
+        flow.advance(flow.step)
 
-    def make(key: Key) -> None:
+    def load(version: int) -> None:
+        maker.engine.load(kept[version].items(), version)
+
+    def make(key: Key, versions: Versions) -> None:
         lease = flow.offer("replay", lambda unit: unit_key(unit) == key)
         if lease is None:
             raise DataError(
                 f"unit {key[1]} of step {key[0] + 1} cannot be made with version {flow.step} of the weights"
             )
-        experience = maker.make(lease.unit, at_least=flow.step, timeline=flow.timeline)
-        flow.made(lease, experience, lease.samples, versions=[(0, flow.step)])
+        swaps, step = dict(versions), count(1)
 
-    maker.receive(*trainer.publish(flow.step, flow.timeline))
+        def look() -> None:
+            if (version := swaps.get(next(step))) is not None:
+                load(version)
+
+        load(versions[0][1])
+        experience = maker.make(lease.unit, refresh=Refresh(1, look))
+        flow.made(lease, experience, lease.samples, versions=versions)
+
+    def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
+        load(flow.step)
+        return [maker.evaluate(unit) for unit in units]
+
+    publish()
     session.evaluate(evaluate, first=True)
     while flow.step < until:
-        for key in made_with.get(flow.step, ()):
-            make(key)
+        for key in due.get(flow.step, ()):
+            make(key, recorded[key])
         metrics = trainer.train(flow.take(flow.step, timeout=0), step=flow.step)
         books = flow.trained(flow.step)
-        maker.receive(*trainer.publish(books.step, flow.timeline))
-        flow.advance(books.step)
+        publish()
         session.record(books, metrics, [maker.report(), trainer.report()])
     session.save_last(trainer)
     session.conclude(evaluate, lambda: [maker.report(), trainer.report()])

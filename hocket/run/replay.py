@@ -11,12 +11,10 @@ from hocket.config import RunConfig, load_config
 from hocket.errors import ConfigError, DataError
 from hocket.observe.metrics import read_metrics
 from hocket.run.checkpoint import newest
-from hocket.run.flow import Key
+from hocket.run.flow import Key, Versions
 from hocket.run.programs import replayed
 from hocket.run.resume import find_checkpoint
 from hocket.run.train import begin
-
-Versions = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -25,13 +23,6 @@ class Flight:
 
     versions: dict[Key, Versions]
     fork_of: str | None
-
-    def made_with(self) -> dict[int, list[Key]]:
-        """The units by the version that they were made with, in prompt order."""
-        units: dict[int, list[Key]] = {}
-        for key, versions in sorted(self.versions.items()):
-            units.setdefault(versions[-1][1], []).append(key)
-        return units
 
 
 def read_flight(run: Path) -> Flight:
@@ -63,7 +54,7 @@ def replay(run: Path, *, folder: Path | None = None, stream: TextIO | None = Non
     config = _config(load_config(run / "config.resolved.yaml"), folder or run.with_name(f"{run.name}-replay"), flight)
     start = find_checkpoint(config, lambda text: None)
     with begin(config, stream=stream or sys.stdout, saved=start) as session:
-        replayed(session, flight.made_with(), until=saved.step)
+        replayed(session, flight.versions, until=saved.step)
     return session.summary, str(saved.facts["weights_sha256"])
 
 

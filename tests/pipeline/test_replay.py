@@ -24,19 +24,24 @@ def learned(folder, lines):
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("algo", ["ppo", pytest.param("grpo", marks=pytest.mark.slow)])
-def test_an_asynchronous_run_is_repeated_bit_for_bit(make_config, ray_address, lines, tmp_path, algo):
+@pytest.mark.parametrize(
+    ("algo", "in_flight"), [("ppo", None), ("grpo", 1), pytest.param("grpo", None, marks=pytest.mark.slow)]
+)
+def test_an_asynchronous_run_is_repeated_bit_for_bit(make_config, ray_address, lines, tmp_path, algo, in_flight):
     config = make_config(
+        sync={"in_flight": in_flight},
         placement="detached(makers=2, max_staleness=2)",
         ray={"address": ray_address},
         algo={"name": algo},
-        trainer={"max_steps": 6},
+        trainer={"max_steps": 12},
+        rollout={"max_new_tokens": 40},
         checkpoint={"every": 4},
     )
     summary = train(config, stream=io.StringIO())
     run = Path(summary["folder"])
     versions = read_flight(run).versions
-    assert len(versions) == 12
+    assert len(versions) == 24
+    assert any(len(made) > 1 for made in versions.values()) == (in_flight is not None)
     assert any(made[-1][1] < step for (step, _), made in versions.items()), "nothing in it was asynchronous"
     again, wanted = replay(run, folder=tmp_path / "again", stream=io.StringIO())
     assert again["weights_sha256"] == wanted == summary["weights_sha256"]
