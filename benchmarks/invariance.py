@@ -83,6 +83,7 @@ def two_ranks(folder: Path) -> float:
         "placement=detached(trainers=2)",
         f"run.dir={folder}",
         "eval.path=null",
+        "trainer.micro_batch_tokens=500",
         f"trainer.max_steps={RANK_STEPS}",
     ]
     config = load_config(RECIPE, settings)

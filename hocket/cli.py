@@ -44,6 +44,7 @@ def train(
 
     config = load_config(*_recipe(words or []))
     signal.signal(signal.SIGINT, _leave)  # some libraries swallow a Ctrl-C while they are imported
+    from hocket.observe.console import ledger_line
     from hocket.run.train import check, train  # heavy: only when the config is right
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,6 +60,7 @@ def train(
     if summary["steps"]:
         rise = f"{summary['reward_first_tenth']:.3f} -> {summary['reward_last_tenth']:.3f}"
         typer.echo(f"mean reward, first and last tenth of {summary['steps']} steps: {rise}")
+    typer.echo(f"ledger: {ledger_line(summary['ledger'])}")
     typer.echo(f"report: {Path(str(summary['folder'])) / 'report.html'}")
 
 
@@ -163,8 +165,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(130)  # nothing was started
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM before a run has begun."""
+
+    signal = "SIGTERM"
+
+
 def _end(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise _Terminated
 
 
 def _recipe(words: list[str]) -> tuple[Path, list[str]]:

@@ -364,7 +364,7 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
         word = words.pop(0)
         dashed = word.startswith("--")
         key, equals, value = word.removeprefix("--").partition("=")
-        if not equals and dashed and words and not words[0].startswith("--"):
+        if not equals and dashed and words and not re.match(r"--|[\w.-]+=", words[0]):
             value, equals = words.pop(0), "="
         elif not equals and dashed:
             value, equals = "true", "="

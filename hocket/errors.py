@@ -13,7 +13,8 @@ HocketError
 │   └── WeightsGone   its chunks went with the trainer that sent it
 ├── CheckpointError   a checkpoint could not be written or read
 └── WorkerDied        a process of the run ended or stopped answering (exit code 3)
-    └── DataLost      what a process had made is gone, because its machine is
+    ├── DataLost      what a process had made is gone, because its machine is
+    └── StartFailed   it could not be made: its own code raised
 
 Every error carries one string, so that it pickles across processes unchanged.
 """
@@ -94,3 +95,7 @@ class WorkerDied(HocketError):
 
 class DataLost(WorkerDied):
     """What a process had made is gone from the object store, because the machine that held it is."""
+
+
+class StartFailed(WorkerDied):
+    """The code that makes a worker raised: a replacement would fare no better."""

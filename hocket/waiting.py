@@ -23,7 +23,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from hocket.errors import DataLost, HocketError, WorkerDied
+from hocket.errors import DataLost, HocketError, StartFailed, WorkerDied
 
 _SLICE = 0.5
 _SAY_AFTER = 10.0
@@ -135,7 +135,8 @@ class Waiter:
         if isinstance(cause, ObjectLostError):
             return DataLost(f"what {who} needed to {what} is gone with the machine that held it")
         if isinstance(cause, (ActorDiedError, ActorUnavailableError, WorkerCrashedError, OutOfMemoryError)):
-            return WorkerDied(f"{who} died while it was to {what}: {reason_of_death(cause)}{self._tail(who)}")
+            kind = StartFailed if _in_constructor(cause) else WorkerDied
+            return kind(f"{who} died while it was to {what}: {reason_of_death(cause)}{self._tail(who)}")
         text = f"{who} failed while it was to {what}: {type(cause).__name__}: {cause}{self._tail(who)}"
         try:  # so that `except ValueError` still catches a worker's ValueError
             members = {
@@ -163,7 +164,7 @@ def _pending(refs: Sequence[Any], who: Sequence[str]) -> list[str]:
 def reason_of_death(error: BaseException) -> str:
     """What ended a process, from Ray's long text, which guesses more than it knows."""
     text = str(error)
-    if "creation task" in text or "__init__" in text:
+    if _in_constructor(error):
         return text.strip().splitlines()[-1]
     if "placement group was removed" in text:
         return "its place was given back to the cluster, as the `close` of its pool does"
@@ -175,3 +176,7 @@ def reason_of_death(error: BaseException) -> str:
             "native code, or ended by the code that it ran"
         )
     return (text.strip() or type(error).__name__).splitlines()[0]
+
+
+def _in_constructor(error: BaseException) -> bool:
+    return "creation task" in str(error) or "__init__" in str(error)

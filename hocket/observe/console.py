@@ -159,7 +159,7 @@ class LiveConsole(RunConsole):
                 self._sparkline(),
                 _metrics_table(self._metrics),
                 _phases_line(self._metrics),
-                _ledger_line(self._metrics),
+                Text(f"ledger  {line}", style="dim") if (line := ledger_line(self._metrics)) else None,
                 *(Text(f"• {note}", style="yellow") for note in self._notes),
             ]
         return Panel(Group(*(part for part in parts if part is not None)), title=Text(self._title), border_style="blue")
@@ -213,13 +213,18 @@ def _phases_line(metrics: Mapping[str, float]) -> Text | None:
     return Text.assemble(*parts) if parts else None
 
 
-def _ledger_line(metrics: Mapping[str, float]) -> Text | None:
-    accounts = [
-        f"{name.removeprefix('ledger/')} {value:.0f}"
+def ledger_line(metrics: Mapping[str, float]) -> str | None:
+    """The ledger as a sum, `656 samples = 640 trained + 16 maker lost`; accounts that are empty are left out."""
+    accounts = {
+        name.removeprefix("ledger/"): value
         for name, value in metrics.items()
         if name.startswith("ledger/") and _known(metrics, name)
-    ]
-    return Text("ledger  " + " · ".join(accounts), style="dim") if accounts else None
+    }
+    if not accounts:
+        return None
+    produced = accounts.pop("produced", sum(accounts.values()))
+    parts = [f"{value:.0f} {name.replace('_', ' ').replace('/', ': ')}" for name, value in accounts.items() if value]
+    return f"{produced:.0f} samples" + (" = " + " + ".join(parts) if parts else "")
 
 
 def _known(metrics: Mapping[str, float], name: str) -> bool:

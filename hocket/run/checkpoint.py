@@ -119,10 +119,11 @@ class Checkpoints:
             saved = Saved(final, books.step, books.timeline, whole, run | dict(about))
             self._tidy(saved)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write checkpoint {str(final)!r}: {error}; free space or set run.dir"
             ) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)  # there is none any more when it was renamed
         return saved
 
     def _save(self, aside: Path, books: Books, trainer: Saves) -> tuple[dict[str, Any], dict[str, str]]:
@@ -163,7 +164,7 @@ class Checkpoints:
             _link(self.folder / "best", best.name)
             kept.add(best)
         for path in set(found) - kept if keep_last else set[Path]():
-            gone = path.with_name(f"{path.name}.tmp-old")
+            gone = path.with_name(f"{path.name}.tmp-gone")
             path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
@@ -195,25 +196,37 @@ def newest(folder: Path, *, say: Callable[[str], None] = lambda text: None) -> S
 def read_checkpoint(path: Path) -> Saved:
     """Check every file of a checkpoint against its COMPLETE. Raises CheckpointError naming what is wrong."""
     whole = _json(path / "COMPLETE")
-    if whole.get("schema", 0) > SCHEMA:
+    schema, step, timeline = (whole.get(name) for name in ("schema", "step", "timeline"))
+    if isinstance(schema, int) and schema > SCHEMA:
         raise CheckpointError(
-            f"checkpoint {str(path)!r} has schema {whole['schema']}, this version of hocket reads up to {SCHEMA}; "
+            f"checkpoint {str(path)!r} has schema {schema}, this version of hocket reads up to {SCHEMA}; "
             "resume with the version that wrote it"
         )
-    files: dict[str, dict[str, Any]] = whole.get("files", {})
-    if not files or not isinstance(whole.get("step"), int):
-        raise CheckpointError(f"checkpoint {str(path)!r} has a COMPLETE without step or files; use another one")
+    files: Any = whole.get("files")
+    if not (isinstance(schema, int) and isinstance(step, int) and isinstance(timeline, int) and _is_list(files)):
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} has a COMPLETE without schema, step, timeline or files; use another one"
+        )
     for name, wanted in files.items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != wanted["size"]:
-            found = f"{file.stat().st_size} bytes" if file.is_file() else "nothing"
-            raise CheckpointError(f"checkpoint {str(path)!r}: {name} should have {wanted['size']} bytes, found {found}")
-        if (digest := _sha256(file)) != wanted["sha256"]:
-            raise CheckpointError(
-                f"checkpoint {str(path)!r}: the bytes of {name} changed: SHA-256 {digest[:16]}, wanted "
-                f"{wanted['sha256'][:16]}"
-            )
-    return Saved(path, whole["step"], int(whole["timeline"]), whole, _json(path / "state" / "run.json"))
+        _demand_intact(path, name, wanted["size"], wanted["sha256"])
+    return Saved(path, step, timeline, whole, _json(path / "state" / "run.json"))
+
+
+def _is_list(files: Any) -> bool:
+    """Whether COMPLETE says of at least one file what it should be."""
+    entries: list[Any] = list(files.values()) if isinstance(files, dict) else []
+    return bool(entries) and all(isinstance(entry, dict) and {"size", "sha256"} <= entry.keys() for entry in entries)
+
+
+def _demand_intact(path: Path, name: str, size: int, sha256: str) -> None:
+    file = path / name
+    if not file.is_file() or file.stat().st_size != size:
+        found = f"{file.stat().st_size} bytes" if file.is_file() else "nothing"
+        raise CheckpointError(f"checkpoint {str(path)!r}: {name} should have {size} bytes, found {found}")
+    if (digest := _sha256(file)) != sha256:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r}: the bytes of {name} changed: SHA-256 {digest[:16]}, wanted {sha256[:16]}"
+        )
 
 
 def newest_timeline(folder: Path) -> int:
@@ -225,7 +238,11 @@ def newest_timeline(folder: Path) -> int:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what killed writers left."""
+    """Remove what killed writers left. One that was to make room for another, which never came, is put back."""
+    for old in folder.glob("step_*.tmp-old"):
+        final = old.with_name(old.name.removesuffix(".tmp-old"))
+        if not final.exists():
+            old.rename(final)
     for path in folder.glob("step_*.tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
 

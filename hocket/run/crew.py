@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from hocket.config import SuperviseSection
 from hocket.data.proto import DataProto
-from hocket.errors import WeightsGone, WorkerDied
+from hocket.errors import StartFailed, WeightsGone, WorkerDied
 from hocket.roles.maker import Report
 from hocket.run.flow import Lease
 from hocket.run.remote import Ranks, Remote
@@ -36,8 +36,8 @@ class Workshop(Protocol):
         """Start all ranks of the trainer; returns at once."""
         ...
 
-    def ready(self, *roles: Remote) -> None:
-        """Wait until they are started. Raises what their construction raised."""
+    def ready(self, *roles: Remote, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until they are started; `check` may raise to end that. StartFailed has what their making raised."""
         ...
 
 
@@ -196,23 +196,25 @@ class Crew:
         self._supervisor.together(loops, main=lambda: None)
         return [part for part in found if part is not None]
 
-    def replace_maker(self, maker: Member, error: WorkerDied) -> None:
-        """Another process in the place of one that is gone, with the newest weights. Raises `error` when the budget
-        is spent."""
-        self._pause("maker", maker, error)
-        remote = self._workshop.maker(int(maker.name.rpartition("-")[2]))
-        self._workshop.ready(remote)
+    def replace_maker(self, maker: Member, error: WorkerDied, *, wanted: Callable[[], bool] = lambda: True) -> bool:
+        """Another process in the place of one that is gone, with the newest weights; False when it is not `wanted` any
+        more before it is ready.
+
+        Raises StartFailed when it cannot be made, and the last error when the budget is spent.
+        """
+        index = int(maker.name.rpartition("-")[2])
+        remote = self._another(maker, error, partial(self._workshop.maker, index), wanted)
+        if remote is None:
+            return False
         with self._lock:
             maker.become(remote)
             if self._weights is not None:
                 maker.receive(self._weights)
+        return True
 
     def replace_trainer(self, error: WorkerDied) -> None:
-        """New processes for all ranks, which know nothing yet. Raises `error` when the budget is spent."""
-        self._pause("trainer", self.trainer, error)
-        ranks = self._workshop.trainer()
-        self._workshop.ready(*ranks.parts)
-        self.trainer.become(ranks)
+        """New processes for all ranks, which know nothing yet. Raises as `replace_maker` does."""
+        self.trainer.become(self._another(self.trainer, error, self._workshop.trainer))
 
     def scale(self, wanted: int) -> list[Member]:
         """So many makers: returns those that were added; when it is fewer, the last ones leave after their unit.
@@ -256,8 +258,34 @@ class Crew:
         for member in members:
             yield from member.reports(end)
 
-    def _pause(self, kind: str, member: Member, error: WorkerDied) -> None:
+    def _another(
+        self,
+        member: Member,
+        error: WorkerDied,
+        start: Callable[[], Any],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Any:
+        """A process that is ready; one that dies before it is costs another one of the budget. None: see above."""
+        kind = member.name.partition("-")[0]
         member.now.kill()
-        pause = self._budgets[kind].spend(error)
-        self._say(f"{error.message.splitlines()[0]}; a new {kind} takes its place")
-        self._supervisor.pause(pause)
+        error = WorkerDied(member.gone) if member.gone else error  # the watchdog knows better why
+
+        def check() -> None:
+            if not wanted():
+                raise Retired
+
+        while True:
+            pause = self._budgets[kind].spend(error)
+            self._say(f"{error.message.splitlines()[0]}; a new {kind} takes its place")
+            self._supervisor.pause(pause)
+            now = start()
+            try:
+                self._workshop.ready(*now.parts, check=check)
+                return now
+            except StartFailed:
+                raise
+            except (WorkerDied, Retired) as ended:
+                now.kill()
+                if isinstance(ended, Retired):
+                    return None
+                error = ended

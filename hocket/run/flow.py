@@ -88,7 +88,6 @@ class Flow:
         self._buffered: dict[Key, tuple[Any, int]] = dict(start.buffered)
         self._dropped: set[Key] = set(start.dropped)
         self._sizes: dict[int, int] = {}  # units of each open step
-        self._trained: dict[int, int] = {}  # samples of each step that a rewind could still take back
         self._lost: Counter[Key] = Counter()
         self._closed = False
 
@@ -223,7 +222,6 @@ class Flow:
             samples = sum(self._buffered.pop(key)[1] for key in keys if key in self._buffered)
             self.ledger.move("buffered", "trained", samples)
             self._dropped -= set(keys)
-            self._trained[step] = samples
             del self._sizes[step]
             for key in keys:
                 self._lost.pop(key, None)
@@ -240,11 +238,6 @@ class Flow:
             self._note("published", version=version, timeline=self.timeline)
             self._leasable.notify_all()
 
-    def settled(self, step: int) -> None:
-        """A checkpoint of the first `step` steps is safe: no rewind goes behind it."""
-        with self._lock:
-            self._trained = {done: n for done, n in self._trained.items() if done >= step}
-
     def rewind(self, books: Books) -> int:
         """The trainer is back at `books`: a new timeline begins there. Returns how many samples were rolled back."""
         with self._lock:
@@ -253,9 +246,8 @@ class Flow:
                 self.ledger.move("in_flight", "rolled_back", lease.samples)
             for _, samples in self._buffered.values():
                 self.ledger.move("buffered", "rolled_back", samples)
-            taken_back = sum(n for step, n in self._trained.items() if step >= books.step)
+            taken_back = self.ledger.accounts["trained"] - books.accounts.get("trained", 0)
             self.ledger.move("trained", "rolled_back", taken_back)
-            self._trained = {step: n for step, n in self._trained.items() if step < books.step}
             self._leased, self._buffered, self._waiting, self._sizes = {}, {}, [], {}
             self._dropped = set(books.dropped)
             self.step = self.version = self._drawn = books.step
@@ -271,6 +263,11 @@ class Flow:
         with self._lock:
             self._closed = True
             self._leasable.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more units are handed out."""
+        return self._closed
 
     @property
     def depth(self) -> int:

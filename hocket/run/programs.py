@@ -82,16 +82,16 @@ def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:
 
     publish()
     session.evaluate(evaluate, first=True)
-    while session.going:
+    while not session.saved_all:
         try:
-            one_step()
+            one_step() if session.going else session.save_last(trainer)
         except WorkerDied as error:
             session.console.note(f"{error.message.splitlines()[0]}; a new one takes its place")
             restarts.spend(error)
             maker, trainer = start()
             session.rewind(trainer.restore)
             publish()
-    session.conclude(trainer, evaluate, lambda: [maker.report(), trainer.report()])
+    session.conclude(evaluate, lambda: [maker.report(), trainer.report()])
 
 
 def replayed(session: Session, made_with: Mapping[int, Sequence[Key]], *, until: int) -> None:
@@ -125,7 +125,8 @@ def replayed(session: Session, made_with: Mapping[int, Sequence[Key]], *, until:
         maker.receive(*trainer.publish(books.step, flow.timeline))
         flow.advance(books.step)
         session.record(books, metrics, [maker.report(), trainer.report()])
-    session.conclude(trainer, evaluate, lambda: [maker.report(), trainer.report()])
+    session.save_last(trainer)
+    session.conclude(evaluate, lambda: [maker.report(), trainer.report()])
 
 
 def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supervisor) -> None:
@@ -151,7 +152,8 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
             except WorkerDied as error:
                 if lease is not None:
                     flow.lost(lease, error.message)
-                crew.replace_maker(maker, error)
+                if not crew.replace_maker(maker, error, wanted=lambda: not flow.closed):
+                    return
             except Retired:
                 crew.dismiss(maker)
                 return
@@ -181,22 +183,24 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
         crew.trainer.check()
 
     def train() -> None:
-        while session.going:
+        while not session.saved_all:
             try:
-                one_step()
+                one_step() if session.going else session.save_last(crew.trainer.now)
             except Draining:
-                break
+                continue
             except WorkerDied as error:
                 recover(error)
         flow.close()
 
     def recover(error: WorkerDied) -> None:
-        try:
+        while True:
             crew.replace_trainer(error)
-            session.rewind(crew.trainer.now.restore)
-            publish()
-        except WorkerDied as another:
-            recover(another)
+            try:
+                session.rewind(crew.trainer.now.restore)
+                publish()
+                return
+            except WorkerDied as another:
+                error = another
 
     def evaluate(units: list[Any]) -> list[dict[str, list[float]]]:
         return crew.evaluate(units, version=flow.step, timeline=flow.timeline)
@@ -219,7 +223,7 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
         session.evaluate(evaluate, first=True)
         supervisor.beside("scaling", scale)
         supervisor.together({f"loop of {maker.name}": partial(make, maker) for maker in crew.makers}, main=train)
-        session.conclude(crew.trainer.now, evaluate, crew.reports)
+        session.conclude(evaluate, crew.reports)
     finally:
         supervisor.end()
 

@@ -43,7 +43,7 @@ def read_flight(run: Path) -> Flight:
             step, unit = fact["unit"]
             versions[step, unit] = [(at, version) for at, version in fact["versions"]]
         elif fact["fact"] in ("rewound", "resumed"):
-            waiting = {(step, unit) for step, unit in fact.get("buffered", ())}
+            waiting = {(step, unit) for step, unit, _ in fact.get("waiting", ())}
             versions = {key: v for key, v in versions.items() if key[0] < fact["step"] or key in waiting}
             fork_of = fact.get("fork_of") or fork_of
     return Flight(versions, fork_of)

@@ -48,7 +48,7 @@ class Session:
         self.blueprint = prepared.blueprint
         self.tracer = Tracer("trainer-0")
         self.stop_requested: str | None = None
-        self.finished = False
+        self.saved_all = self.finished = False
         self.summary: dict[str, Any] = {}
         self._prepared, self._saved = prepared, saved
         self._history = History(folder.path / "history" / "driver.jsonl")
@@ -150,7 +150,7 @@ class Session:
 
     def checkpoint(self, books: Books, trainer: Saves, metrics: dict[str, float]) -> None:
         """Save the state after a step when it is time. Raises what went wrong with an earlier one."""
-        self._settle(self.checkpoints.poll())
+        self.checkpoints.poll()
         stopping = self.stop_requested is not None and self.config.checkpoint.on_signal
         if self.checkpoints.due(books.step) or books.step == self.config.trainer.max_steps or stopping:
             self._save(books, trainer, metrics)
@@ -175,18 +175,22 @@ class Session:
         where = f"checkpoint {saved.path.name}" if saved else "the start"
         self.console.note(f"training goes on from {where}; {lost} samples are rolled back")
 
-    def conclude(self, trainer: Saves, evaluate: Evaluate, reports: Callable[[], Iterable[Report]]) -> None:
-        """The loop came to its end, because it is done or because the user asked to stop."""
+    def save_last(self, trainer: Saves) -> None:
+        """There is no step more, because all are done or because the user asked to stop: have the state on the disk."""
         stopped = self.stop_requested is not None
         if not stopped and self._books is None and self._saved is None:  # a run of no steps has weights, too
             self._books = Books(0, self.flow.timeline, self.flow.ledger.accounts, {})
         if self._books is not None and (not stopped or self.config.checkpoint.on_signal):
             self._save(self._books, trainer, {})
-        if not stopped:
+        self.checkpoints.poll(wait=True)
+        self.saved_all = True
+
+    def conclude(self, evaluate: Evaluate, reports: Callable[[], Iterable[Report]]) -> None:
+        """The loops came to their end."""
+        if self.stop_requested is None:
             self.evaluate(evaluate)
-        self._settle(self.checkpoints.poll(wait=True))
         self._keep(reports())
-        self.finished = not stopped
+        self.finished = self.stop_requested is None
 
     def close(self, *, ended_by: str | None = None) -> None:
         """Write what there is: the rest of the trace, the summary, the report."""
@@ -211,8 +215,14 @@ class Session:
             accounts["rolled_back"] += max(0, begun - sum(accounts.values()))
             timeline = max(books.timeline, self.folder.fence) + 1
             books = replace(books, timeline=timeline, accounts=accounts)
-            waiting, path = list(books.buffered), None if self._own(saved) else str(saved.path)
-            self._history.add("resumed", step=books.step, timeline=timeline, buffered=waiting, fork_of=path)
+            self._history.add(
+                "resumed",
+                step=books.step,
+                timeline=timeline,
+                accounts=accounts,
+                waiting=[[*key, samples] for key, (_, samples) in sorted(books.buffered.items())],
+                fork_of=None if self._own(saved) else str(saved.path),
+            )
         return Flow(
             self.units,
             steps=self.config.trainer.max_steps,
@@ -236,10 +246,6 @@ class Session:
         if self.checkpoints.step == books.step:
             return
         self.checkpoints.begin(books, trainer, metrics=metrics, prompts=self._prepared.schedule.sha256)
-
-    def _settle(self, saved: Saved | None) -> None:
-        if saved is not None:
-            self.flow.settled(saved.step)
 
     def _summary(self) -> dict[str, Any]:
         records = read_metrics(self.folder.metrics) if self.folder.metrics.exists() else []

@@ -82,11 +82,11 @@ class ManyProcesses:
         infos = env_info(self._placement.trainers)
         return Ranks([self._rank(i, info) for i, info in enumerate(infos)], waiter=self._waiter)
 
-    def ready(self, *roles: Remote) -> None:
+    def ready(self, *roles: Remote, check: Callable[[], None] = lambda: None) -> None:
         """See Workshop."""
         limit = self._session.config.ray.start_timeout
         for role in roles:
-            self._waiter.watch(*role.get(role.send("__ray_call__", where), what="start", timeout=limit))
+            self._waiter.watch(*role.get(role.send("__ray_call__", where), what="start", timeout=limit, check=check))
 
     def _rank(self, index: int, info: dict[str, str]) -> Remote:
         gpus, blueprint, limits = self._placement.gpus_per_trainer, self._session.blueprint, self._session.config.ray

@@ -49,7 +49,7 @@ class Restarts:
                 raise error
             self._times.append(now)
             self.count += 1
-            return min(_LONGEST_PAUSE, self._backoff * 2 ** (len(self._times) - 1))
+            return min(_LONGEST_PAUSE, self._backoff * 2.0 ** min(len(self._times) - 1, 60))
 
 
 class Supervisor:

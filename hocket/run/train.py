@@ -92,6 +92,8 @@ def _guarded(session: Session) -> Generator[Session, None, None]:
     except BaseException as error:
         ended_by = error.message if isinstance(error, HocketError) else session.stop_requested or type(error).__name__
         _LOG.exception("the run ended early")
+        if isinstance(error, KeyboardInterrupt) and session.stop_requested is not None:
+            raise Interrupted(session.stop_requested) from None
         raise
     finally:
         with uninterrupted():

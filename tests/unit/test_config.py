@@ -245,3 +245,19 @@ def test_parse_config_leaves_its_argument_alone():
     settings = {**BASE, "placement": "local"}
     assert parse_config(settings).placement == Local()
     assert settings["placement"] == "local"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--resume"], "latest"),
+        (["--resume", "seed=3"], "latest"),
+        (["--resume", "--seed", "3"], "latest"),
+        (["--resume", "step:7"], "step:7"),
+        (["--resume=runs/other"], "runs/other"),
+        (["run.resume=latest"], "latest"),
+        ([], None),
+    ],
+)
+def test_resume_alone_is_the_newest_checkpoint(load, words, found):
+    assert load(*words).run.resume == found

@@ -76,7 +76,7 @@ def test_the_panel_shows_step_reward_sparkline_phases_ledger_and_notes_in_80_col
     text = "\n".join(frame)
     for part in ("sums--chars--7", "step 12/150", "ETA 0:00:57", "▁", "█", "0.050 → 0.600", "412"):
         assert part in text
-    for part in ("train 0.15 s", "wait 0.05 s", "trained 768 · in_flight 32", "waiting for makers"):
+    for part in ("train 0.15 s", "wait 0.05 s", "800 samples = 768 trained + 32 in flight", "waiting for makers"):
         assert part in text
     assert "detached(makers=2)" in out.getvalue()
     assert {len(line) for line in frame if line} == {80}
