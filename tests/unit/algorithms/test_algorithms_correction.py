@@ -104,7 +104,7 @@ def test_every_kind_equals_the_formula_row_by_row(kind: str, seed: int) -> None:
     draw = torch.randn(4, 5, 6, generator=generator, dtype=torch.float64)
     new, proximal, rollout = (-(0.4 * draw[i] + 1).abs() for i in range(3))
     mask = torch.rand(5, 6, generator=generator) < 0.7
-    mask[0] = False
+    mask[0], draw[3][:, 2] = False, 0.0
     bounds = {"cap": 1.4, "low": 0.15 if kind == "dppo" else 0.7, "high": 0.15 if kind in ("dppo", "opsm") else 1.3}
     own = {name: value for name, value in bounds.items() if getattr(CORRECTIONS[kind].bounds, name) is not None}
     got = found(

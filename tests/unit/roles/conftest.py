@@ -66,13 +66,13 @@ def make_trainer(tiny, tokenizer, make_critic) -> Callable[..., Trainer]:
 @pytest.fixture
 def make_maker(tiny, tokenizer) -> Callable[..., Maker]:
     def maker(
-        *, policy=None, reference=None, temperature=1.0, group_size=4, reward=odd, stop_ids=STOP, **more
+        *, policy=None, reference=None, temperature=1.0, top_p=1.0, group_size=4, reward=odd, stop_ids=STOP, **more
     ) -> Maker:
         return Maker(
             NativeEngine(copy.deepcopy(policy) if policy else tiny(), stop_ids=stop_ids, pad_id=0),
             tokenizer,
             Reward(reward),
-            sampling=Sampling(8, temperature=temperature),
+            sampling=Sampling(8, temperature=temperature, top_p=top_p),
             group_size=group_size,
             seed=0,
             transport=InProcess(),

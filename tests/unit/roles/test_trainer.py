@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from hocket.data.proto import DataProto
 from hocket.errors import BatchError, HocketError
 from hocket.models.policy import named_weights, token_logprobs
+from hocket.observe.metrics import diagnose
 from hocket.weights.manifest import weights_sha256
 
 
@@ -205,3 +206,26 @@ def test_report_has_the_spans_once(make_trainer, experience, tmp_path):
         ("trainer-0", "checkpoint", {}),
     ]
     assert trainer.report().spans == []
+
+
+@pytest.mark.parametrize(("top_p", "faults"), [(1.0, []), (0.8, ["mismatch/abs_mean", "mismatch/ratio_mean/0"])])
+def test_cut_sampling_is_a_fault_that_is_named(make_maker, make_trainer, units, top_p, faults):
+    """P12: at equal weights the mean ratio is the mass that was kept, which is a bias and no chance."""
+    maker, trainer = make_maker(top_p=top_p), make_trainer()
+    metrics = trainer.train([maker.make(unit) for unit in units()], step=0)
+    assert metrics["staleness/tokens/0"] == 1.0
+    found = [sentence.partition(" ")[0] for sentence in diagnose(metrics)]
+    assert [name for name in found if name.startswith("mismatch")] == faults
+
+
+def test_answers_of_several_versions_are_trained_and_measured(make_maker, make_trainer, units):
+    trainer = make_trainer(options={"correction": "geo_mask"})
+    made = [make_maker().make(unit) for unit in units()]
+    for unit in made:
+        mask, start = unit.tensor("response_mask"), unit.tensor("prompt_length")[:, None]
+        late = torch.arange(mask.shape[1])[None, :] >= start + 2
+        unit.batch["version"] = torch.where(mask, late.int(), -1)
+    metrics = trainer.train(made, step=1)
+    assert metrics["staleness/tokens/0"] + metrics["staleness/tokens/1"] == pytest.approx(1)
+    assert 0 < metrics["staleness/tokens/0"] < 1
+    assert metrics["correction/kept"] == pytest.approx(1)
