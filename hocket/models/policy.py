@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hocket.data.schema import positions
 from hocket.errors import WeightSyncError
+from hocket.models.pieces import Weight, copy_into, whole
 
 Frozen = TypeVar("Frozen", bound=nn.Module)
 WeightLoader = Callable[[Any, Mapping[str, Tensor]], None]
@@ -104,18 +105,18 @@ def weight_loader(model: nn.Module) -> WeightLoader | None:
     return next((_LOADERS[kind] for kind in type(model).__mro__ if kind in _LOADERS), None)
 
 
-def copy_weights(model: nn.Module, weights: Mapping[str, Tensor], *, what: str) -> None:
+def copy_weights(model: nn.Module, weights: Mapping[str, Weight], *, what: str) -> None:
     """Copy `weights` into the model's own tensors, or give them to its registered loader.
 
     Raises WeightSyncError unless names and shapes match exactly.
     """
     if (loader := weight_loader(model)) is not None:
-        loader(model, weights)
+        loader(model, {name: whole(weight) for name, weight in weights.items()})
         return
     own = named_weights(model)
     demand_fit(_shapes(own), _shapes(weights), what=what, model="this model")
-    for name, tensor in weights.items():
-        own[name].copy_(tensor)
+    for name, weight in weights.items():
+        copy_into(own[name], weight)
 
 
 def wanted_shapes(model: nn.Module) -> dict[str, tuple[int, ...]] | None:
@@ -123,7 +124,7 @@ def wanted_shapes(model: nn.Module) -> dict[str, tuple[int, ...]] | None:
     return None if weight_loader(model) else _shapes(named_weights(model))
 
 
-def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def _shapes(weights: Mapping[str, Weight]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 

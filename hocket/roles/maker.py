@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hocket.data.chat import prompt_text
 from hocket.data.proto import DataProto
 from hocket.data.schema import EXPERIENCE, check
+from hocket.models.pieces import Weight
 from hocket.models.policy import copy_weights, frozen, token_logprobs, wanted_shapes
 from hocket.models.scalar import state_values
 from hocket.observe.trace import Span, Tracer
@@ -174,7 +175,7 @@ class Maker:
         return {**own, **{CRITIC + name: shape for name, shape in values.items()}}
 
     @torch.no_grad()
-    def _load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def _load(self, weights: Iterable[tuple[str, Weight]], version: int) -> None:
         """Put a version into use: the policy's tensors into the engine, those under "critic/" into the critic."""
         by_name = dict(weights)
         values = {name.removeprefix(CRITIC): by_name.pop(name) for name in list(by_name) if name.startswith(CRITIC)}

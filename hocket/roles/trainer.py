@@ -150,6 +150,10 @@ class Trainer:
                 weights |= {CRITIC + name: tensor for name, tensor in named_weights(self.critic).items()}
             return self._publisher.send(weights, version, self._transport, timeline=timeline)
 
+    def forget(self) -> None:
+        """Let go of what was published last: every maker has fetched it."""
+        self._transport.clear()
+
     def snapshot(self) -> None:
         """Keep a copy of all state as it is between two steps, for `save` to write while training goes on."""
         with self.tracer.span("checkpoint"):

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from hocket.data.proto import DataProto
 from hocket.errors import DataError
+from hocket.models.pieces import Weight
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def load(self, weights: Iterable[tuple[str, Weight]], version: int) -> None:
         """Copy `weights` into the engine's own parameters; names and shapes must match exactly.
 
         Raises WeightSyncError otherwise.

@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, ROLLOUTS, check, positions
 from hocket.models.load import check_room
+from hocket.models.pieces import Weight
 from hocket.models.policy import copy_weights, takes, wanted_shapes
 from hocket.rollout.engine import Refresh, Sampling
 from hocket.rollout.sampling import sample_tokens, uniforms
@@ -57,7 +58,7 @@ class NativeEngine:
         )
         return self._rollouts(rows, sample, *(tensor.cpu() for tensor in answers))
 
-    def load(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def load(self, weights: Iterable[tuple[str, Weight]], version: int) -> None:
         """See RolloutEngine."""
         copy_weights(self.model, dict(weights), what=f"weights version {version}")
         self.version = version

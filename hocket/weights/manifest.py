@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,8 +14,11 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hocket.models.pieces import Pieces, Weight, as_tensor
+
 Age = tuple[int, int]  # timeline and version
 Key = tuple[str, int, int]  # sender, timeline, version
+_HASHING = ThreadPoolExecutor(2, "digest")  # one thread reads memory at half the speed that it has
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version: who sent it, its tensors, the sizes of its chunks in bytes, xxh3-128 over layout and bytes.
+    """One version: who sent it, its tensors, the sizes of its chunks in bytes, a digest (xxh3-128).
 
     A trainer that went back to a checkpoint counts versions in a new `timeline`; those of an older one are older.
     """
@@ -100,12 +103,18 @@ def cut(weights: Mapping[str, Tensor], size: int) -> list[Chunk]:
 
 
 def digest(tensors: Sequence[TensorSpec], chunks: Sequence[Chunk]) -> str:
-    """Hash of names, shapes, dtypes and bytes."""
+    """Hash of names, shapes, dtypes, and the hash of each chunk's bytes."""
     hasher = xxhash.xxh3_128(repr([(t.name, t.shape, t.dtype) for t in tensors]).encode())
-    for chunk in chunks:
-        for part in chunk.parts:
-            hasher.update(cast(Any, part))
+    for hashed in _HASHING.map(_hash, chunks):
+        hasher.update(hashed)
     return hasher.hexdigest()
+
+
+def _hash(chunk: Chunk) -> bytes:
+    hasher = xxhash.xxh3_128()
+    for part in chunk.parts:
+        hasher.update(cast(Any, part))  # which lets other threads run meanwhile
+    return hasher.digest()
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
@@ -118,8 +127,8 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
     return hasher.hexdigest()
 
 
-def unpack(manifest: Manifest, chunks: Sequence[Chunk]) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor by name. A tensor inside one chunk is a view of it: copy, never keep or change it."""
+def unpack(manifest: Manifest, chunks: Sequence[Chunk]) -> Iterator[tuple[str, Weight]]:
+    """Each tensor by name, as a view of its chunk, or of pieces of several: copy, never keep or change it."""
     parts: dict[int, list[NDArray[np.uint8]]] = {}
     for chunk, inside in zip(chunks, places(manifest.tensors, max(manifest.chunks, default=1)), strict=True):
         for (number, _), part in zip(inside, chunk.parts, strict=True):
@@ -129,9 +138,7 @@ def unpack(manifest: Manifest, chunks: Sequence[Chunk]) -> Iterator[tuple[str, T
         pieces = parts.get(number)
         if pieces is None:  # torch cannot view no bytes as another dtype
             yield spec.name, torch.empty(spec.shape, dtype=dtype)
-            continue
-        data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        with warnings.catch_warnings():  # torch warns of read-only memory; nobody writes to it
-            warnings.simplefilter("ignore", UserWarning)
-            flat = torch.from_numpy(data)
-        yield spec.name, flat.view(dtype).reshape(spec.shape)
+        elif len(pieces) == 1:
+            yield spec.name, as_tensor(pieces[0], dtype, spec.shape)
+        else:
+            yield spec.name, Pieces(spec.shape, dtype, tuple(pieces))

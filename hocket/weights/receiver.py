@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from hocket.errors import WeightSyncError
+from hocket.models.pieces import Weight
 from hocket.models.policy import demand_fit
 from hocket.weights.manifest import Age, Chunk, Key, Manifest, digest, unpack
 
-Load = Callable[[Iterable[tuple[str, Tensor]], int], None]
+Load = Callable[[Iterable[tuple[str, Weight]], int], None]
 Shapes = Mapping[str, tuple[int, ...]]
 _NEVER = (0, -1)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import ray
@@ -54,10 +55,25 @@ class ActorClass:
         namespace = options.setdefault("namespace", own_namespace())
         if "namespace" in signature.parameters:
             kwargs.setdefault("namespace", namespace)
-        actor = cast(Any, ray.remote)(concurrency_groups=self._groups)(self.cls)
+        with _signatures_kept(self.cls):
+            actor = cast(Any, ray.remote)(concurrency_groups=self._groups)(self.cls)
         return actor.options(**{key: value for key, value in options.items() if value is not None}).remote(
             *args, **kwargs
         )
+
+
+@contextmanager
+def _signatures_kept(cls: type) -> Iterator[None]:
+    """Ray adds a parameter of its own to the signatures of the class that it is given, for everybody to see."""
+    functions = [function for _, function in inspect.getmembers(cls, inspect.isfunction)]
+    before = [function.__dict__.get("__signature__") for function in functions]
+    try:
+        yield
+    finally:
+        for function, signature in zip(functions, before, strict=True):
+            function.__dict__.pop("__signature__", None)
+            if signature is not None:
+                function.__dict__["__signature__"] = signature
 
 
 def _demand_place(what: str, options: Mapping[str, Any]) -> None:

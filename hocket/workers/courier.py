@@ -19,10 +19,12 @@ class Courier:
     """Tells every maker to fetch what was put out once for all of them, each in a thread of its own.
 
     So a slow maker delays nobody; a newer version takes the place of one that a maker has not fetched yet. A maker
-    that died is passed over from then on; any other refusal is raised by the next `push` or `flush`.
+    that died is passed over from then on; any other refusal is raised by the next `push` or `flush`. When all have
+    fetched a version, `release` is called: the sender need not keep it. A maker that is added then gets the next push.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, release: Callable[[], None] = lambda: None) -> None:
+        self._release = release
         self._changed = threading.Condition()
         self._newest: tuple[int, Message] | None = None
         self._errors: list[BaseException] = []
@@ -34,6 +36,8 @@ class Courier:
         """Serve this maker too; one that is served already stays as it is."""
         if maker.name not in self.delivered:
             self.delivered[maker.name] = -1
+            if self._newest is None:
+                self.version = -1  # nothing is there to fetch: a push of the same version is none too many
             threading.Thread(target=self._serve, args=(maker,), name=f"to {maker.name}", daemon=True).start()
 
     def push(self, version: int, publish: Callable[[], Message]) -> None:
@@ -80,7 +84,7 @@ class Courier:
                 _LOG.warning("no more weights for %s: %s", maker.name, error.message)
                 with self._changed:
                     self.lost[maker.name] = error.message
-                    self._changed.notify_all()
+                    self._settle()
                 return
             except BaseException as error:  # noqa: BLE001  raised in the trainer's own thread
                 self._fail(error)
@@ -88,7 +92,14 @@ class Courier:
             del message
             with self._changed:
                 self.delivered[maker.name] = version
-                self._changed.notify_all()
+                self._settle()
+
+    def _settle(self) -> None:
+        """Under the lock: who waits for the makers may look, and what all have is let go."""
+        if self._newest is not None and not self._late():
+            self._newest = None
+            self._release()
+        self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

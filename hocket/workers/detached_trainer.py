@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -12,7 +13,7 @@ import torch
 
 from hocket.data.experience import Experience, make_experience_batch, split_experience_batch
 from hocket.data.proto import DataProto
-from hocket.errors import BatchError, ConfigError, WorkerDied
+from hocket.errors import BatchError, ConfigError, PlacementError, WorkerDied
 from hocket.roles.intake import DEFAULT_LIMIT, Ack, Grant, Intake
 from hocket.single_controller.decorator import concurrency
 from hocket.workers.callbacks import TrainerCallback, notify
@@ -33,6 +34,7 @@ class DetachedTrainer(ABC):
     `buffer_limit` bounds what its makers may have outstanding, in batches; 0 is the default bound, None no bound.
     With `max_staleness`, no sample is trained more than so many versions after the weights that made it. `replay`
     says what is reshuffled in the epochs after the first: the order of the batches, or the rows over them.
+    `join_timeout` is how many seconds a maker that is named may not be there, or no maker send anything.
     `dataloader_pin_memory` is accepted and does nothing: there is no loader between the buffer and the step.
     """
 
@@ -50,6 +52,7 @@ class DetachedTrainer(ABC):
         replay: str = "batches",
         seed: int = 0,
         timeout: float = 3600.0,
+        join_timeout: float = 60.0,
         name: str | None = None,
         namespace: str | None = None,
         connect: Connect | None = None,
@@ -70,10 +73,11 @@ class DetachedTrainer(ABC):
             name=self.name,
         )
         self._maker_names = list(experience_maker_holder_name_list)
-        self._connect = connect or connector(namespace, timeout)
+        self._connect = connect or connector(namespace, timeout, join_timeout=join_timeout)
         self._replay = replay
         self._shuffle = torch.Generator().manual_seed(seed)
         self._timeout = timeout
+        self._join_timeout = join_timeout
         self._own_messages = count(1)
         if debug:
             _LOG.setLevel(logging.DEBUG)
@@ -94,10 +98,11 @@ class DetachedTrainer(ABC):
 
     def _next(self) -> Experience | None:
         """The next batch; None at the end of all streams."""
-        patience = Patience()
+        patience, began = Patience(), time.monotonic()
 
         def meanwhile() -> None:
             self._note_lost()
+            self._demand_feeder(time.monotonic() - began)
             patience.tell(lambda: f"{self.name} waits for experience: {self.buffer.state()}")
 
         batch = self.buffer.take(timeout=self._timeout, stop=meanwhile)
@@ -127,6 +132,11 @@ class DetachedTrainer(ABC):
     def closed(self) -> str | None:
         """Why it takes no more, None while it does."""
         return self.buffer.closed
+
+    @concurrency("buffer_length")
+    def serves(self, maker: str) -> bool:
+        """Whether that maker gets weights from this trainer."""
+        return maker in self._maker_names
 
     @concurrency("buffer_length")
     def join(self, maker: str) -> None:
@@ -299,6 +309,15 @@ class DetachedTrainer(ABC):
         order = [rows[i] for i in torch.randperm(len(rows), generator=self._shuffle).tolist()]
         size = self.buffer.batch_size
         return [make_experience_batch(order[i : i + size]) for i in range(0, len(order), size)]
+
+    def _demand_feeder(self, waited: float) -> None:
+        """A trainer that no maker names would wait for its deadline."""
+        if waited > self._join_timeout and not self.buffer.feeders and not self.buffer.accepted:
+            raise PlacementError(
+                f"{self.name} starves: no maker has joined within {waited:.0f} s, and none of those that it sends "
+                f"weights to ({', '.join(self._maker_names) or 'nobody'}) feeds it; name it in a maker's "
+                "detached_trainer_name_list, and start that maker's workingloop"
+            )
 
     def _note_lost(self) -> None:
         """A maker that died sends no more; the others do."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +19,7 @@ from hocket.algorithms.presets import Algorithm
 from hocket.data.experience import Experience
 from hocket.data.proto import DataProto
 from hocket.data.schema import PROMPTS, check
-from hocket.errors import ConfigError, WorkerDied
+from hocket.errors import ConfigError, PlacementError, WorkerDied
 from hocket.models.load import end_tokens, generation_source, load_tokenizer
 from hocket.models.policy import frozen
 from hocket.rewards.adapters import load_reward
@@ -60,7 +62,8 @@ class ExperienceMaker(MakerWorker):
 
     `model_fn` returns (actor, critic, reward_model, initial_model): the critic may be None, the initial model too when
     `kl_coef` is 0, and the reward model may be a function or a built-in name, which need the `tokenizer`. Experience is
-    always sent from the CPU's memory: `buffer_cpu_offload` is accepted and does nothing.
+    always sent from the CPU's memory: `buffer_cpu_offload` is accepted and does nothing. `join_timeout` is how many
+    seconds a trainer that is named may not be there, or no trainer send the first weights.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class ExperienceMaker(MakerWorker):
         arbitrate: str | None = None,
         seed: int = 0,
         timeout: float = 3600.0,
+        join_timeout: float = 60.0,
         threads: int = 1,
         run_dir: str | None = None,
         name: str | None = None,
@@ -102,8 +106,9 @@ class ExperienceMaker(MakerWorker):
         self._kl_coef = _kl_coef(kl_coef, algorithm)
         self._group_size = group_size
         self._timeout = timeout
+        self._join_timeout = join_timeout
         self._threads = threads
-        self._connect = connect or connector(namespace, timeout)
+        self._connect = connect or connector(namespace, timeout, join_timeout=join_timeout)
         grouped = algorithm is not None and algorithm.group_baseline
         self._callbacks = list(callbacks)
         self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
@@ -214,7 +219,9 @@ class ExperienceMaker(MakerWorker):
             shown = 2 if self._record is not None and report.batches % 10 == 0 else 0
             part.meta_info |= {"step": report.batches, "unit": 0, "samples": shown}
             notify(self._callbacks, "on_make_experience_start")
-            made = self.maker.make(part, at_least=admitted.at_least, stop=self._demand_source)
+            made = self.maker.make(
+                part, at_least=admitted.at_least, stop=partial(self._demand_source, time.monotonic())
+            )
             report.made += len(made)
             made.meta_info["kl_coef"] = self._kl_coef
             notify(self._callbacks, "on_make_experience_end", Experience.of(made))
@@ -235,9 +242,18 @@ class ExperienceMaker(MakerWorker):
             except WorkerDied as error:
                 _LOG.info("%s could not tell its end to %s: %s", self.name, trainer, error.message)
 
-    def _demand_source(self) -> None:
+    def _demand_source(self, began: float) -> None:
         """End a wait for weights that will not come."""
         if self._source is None:
+            waited = time.monotonic() - began
+            if waited > self._join_timeout and not any(
+                self._connect(name).call("serves", self.name) for name in self._trainers
+            ):
+                raise PlacementError(
+                    f"{self.name} waits for its first weights since {waited:.0f} s, and no trainer sends it any: none "
+                    f"of {', '.join(self._trainers)} names it; name it in a trainer's "
+                    "experience_maker_holder_name_list, or leave sync_models_from_trainers=False"
+                )
             return
         why = self._connect(self._source).lost() or self._connect(self._source).call("closed")
         if why is not None:

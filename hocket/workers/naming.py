@@ -47,11 +47,11 @@ def own_namespace() -> str | None:
     return os.environ.get("RAY_NAMESPACE") or None
 
 
-def connector(namespace: str | None, timeout: float) -> Connect:
+def connector(namespace: str | None, timeout: float, *, join_timeout: float) -> Connect:
     """Gives the peer of a name, always the same one; a peer is looked up when it is first called."""
 
     @cache
     def connect(name: str) -> Peer:
-        return RayPeer(name, namespace=namespace, timeout=timeout)
+        return RayPeer(name, namespace=namespace, timeout=timeout, join_timeout=join_timeout)
 
     return connect

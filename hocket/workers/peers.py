@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -53,13 +54,13 @@ class LocalPeer:
 class RayPeer:
     """A named actor, looked up when it is first called: it may be created after this one.
 
-    `timeout` bounds the wait for it to appear and each call, in seconds.
+    `join_timeout` bounds the wait for it to appear, `timeout` each call, in seconds.
     """
 
-    def __init__(self, name: str, *, namespace: str | None, timeout: float) -> None:
+    def __init__(self, name: str, *, namespace: str | None, timeout: float, join_timeout: float) -> None:
         self.name = name
         self._namespace = namespace
-        self._timeout = timeout
+        self._join_timeout = min(join_timeout, timeout)
         self._waiter = Waiter(timeout=timeout, say=_LOG.info)
         self._lock = threading.Lock()
         self._actor: Any = None
@@ -87,16 +88,22 @@ class RayPeer:
 
     def _found(self) -> Any:
         with self._lock:
-            end = time.monotonic() + self._timeout
+            end = time.monotonic() + self._join_timeout
             while self._actor is None:
                 try:
                     self._actor = ray.get_actor(self.name, namespace=self._namespace)
                 except ValueError:
                     if time.monotonic() > end:
+                        near = _near(self.name, ray.util.list_named_actors(all_namespaces=False))
                         place = f"in namespace {self._namespace!r}" if self._namespace else "in this job's namespace"
                         raise WorkerDied(
-                            f"no actor named {self.name!r} appeared {place} within {self._timeout:.0f} s; create it, "
-                            "or mend the name in the list that names it"
+                            f"no actor named {self.name!r} appeared {place} within {self._join_timeout:.0f} s{near}; "
+                            "create it, or mend the name in the list that names it"
                         ) from None
                     time.sleep(0.1)
             return self._actor
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (there is {close[0]!r})" if close else ""

@@ -77,6 +77,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         chunk_bytes: int = 64 << 20,
         seed: int = 0,
         timeout: float = 3600.0,
+        join_timeout: float = 60.0,
         threads: int = 1,
         name: str | None = None,
         namespace: str | None = None,
@@ -110,7 +111,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         self._temperature = temperature
         self._settings = settings
         self._threads = threads
-        self._courier = Courier()
+        self._courier = Courier(lambda: self.trainer.forget())
         callbacks = list(callbacks)
 
         def build() -> Trainer:
@@ -135,6 +136,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
             replay=replay,
             seed=seed,
             timeout=timeout,
+            join_timeout=join_timeout,
             name=self.name,
             namespace=namespace,
             connect=connect,

@@ -8,6 +8,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 import torch
@@ -192,6 +193,21 @@ def test_two_sources_that_are_not_one_group_are_an_error_at_the_start(connected,
         ray.get(jobs)
 
 
+def test_names_that_lead_nowhere_are_an_error_early(connected, start):
+    """Not at the deadline: a trainer that no maker names, and a name that no actor has."""
+    folder, schedule = start
+    maker = make_maker(0, [0], folder, join_timeout=3)
+    starving = make_trainer(1, [0], folder, join_timeout=3)
+    astray = make_trainer(2, ["0_"], folder, join_timeout=3)
+    loop = maker.workingloop.remote(unit_loader(schedule, 1))
+    with pytest.raises(PlacementError, match=r"trainer_1 starves: no maker has joined within 3 s"):
+        ray.get(starving.fit.remote(1, 1), timeout=40)
+    with pytest.raises(WorkerDied, match=r"no actor named 'maker_0_' .*within 3 s \(there is 'maker_0'\)"):
+        ray.get(astray.fit.remote(1, 1), timeout=40)
+    with pytest.raises(WorkerDied, match=r"no actor named 'trainer_0' .*within 3 s \(there is 'trainer_[12]'\)"):
+        ray.get(loop, timeout=40)
+
+
 def test_latest_arbitration_does_not_deadlock(connected, start):
     folder, schedule = start
     maker = make_maker(0, [0, 1], folder, arbitrate="latest")
@@ -332,6 +348,53 @@ def test_a_maker_killed_while_it_receives(connected, start, tmp_path):
     assert fitted.ended_by == "all its makers have ended"
     assert made.made == 64
     assert fitted.accepted["maker_1"] == 64
+
+
+class Slow(TrainerCallback):
+    """A trainer of 0.05 s a step that notes what is outstanding."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_batch_end(self, metrics, experience):
+        time.sleep(0.05)
+        trainer = ray.get_runtime_context().get_actor_name()
+        with self.path.open("a") as file:
+            file.write(f"{ray.get(ray.get_actor(trainer).outstanding.remote())}\n")
+
+
+class Watched(MakerCallback):
+    """A maker that notes its own memory, in bytes, after each batch."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_batch_end(self):
+        now = psutil.Process().memory_info()
+        with self.path.open("a") as file:
+            file.write(f"{now.rss - now.shared}\n")
+
+
+@pytest.mark.slow
+def test_a_fast_maker_waits_for_a_slow_trainer(connected, start, tmp_path):
+    """D6: 200 batches, never more outstanding than the limit of credits, and the maker's memory stays flat."""
+    folder, schedule = start
+    size, limit, steps = 8, 2, 200
+    rss, outstanding = tmp_path / "rss", tmp_path / "outstanding"
+    quick = {"max_new_tokens": 1, "sync": False, "callbacks": [Watched(rss)], "group_size": 1}
+    maker = make_maker(0, [0], folder, **quick)
+    trainer = make_trainer(
+        0, [], folder, train_batch_size=size, buffer_limit=limit, callbacks=[Slow(outstanding)], chunk_bytes=1 << 20
+    )
+    unit = next(iter(schedule.units(0)))
+    prompts = [unit.tensor("input_ids")[:1]] * size
+    loop = maker.workingloop.remote(lambda: [torch.cat(prompts)], num_steps=steps)
+    reports = ray.get([loop, trainer.fit.remote(steps, 50)], timeout=200)
+    found = balance(reports)
+    assert found["made"] == found["trained"] == size * steps
+    assert max(map(int, outstanding.read_text().split())) <= limit * size
+    memory = [int(line) for line in rss.read_text().split()]
+    assert max(memory[-20:]) - min(memory[20:40]) < 16 << 20
 
 
 def test_the_topology_helpers_agree_with_the_flow():

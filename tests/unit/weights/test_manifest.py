@@ -1,11 +1,13 @@
 """Weights cut into chunks and put together again, bit for bit; what the digest sees."""
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 import torch
 
+from hocket.models.pieces import Pieces, copy_into, whole
 from hocket.models.policy import named_weights
 from hocket.weights.manifest import cut, digest, layout, unpack, weights_sha256
 from hocket.weights.publisher import Publisher
@@ -32,12 +34,16 @@ def publish(tensors, size, version=1):
     return manifest, [transport.fetch(handle, timeout=1.0).copy() for handle in handles]
 
 
+def arrived(manifest, chunks):
+    return {name: whole(weight) for name, weight in unpack(manifest, chunks)}
+
+
 @pytest.mark.parametrize("size", [1, 3, 64, 100, 128, 1 << 20])
 def test_round_trip_at_any_chunk_size(size):
     manifest, chunks = publish(weights(), size)
     assert tuple(map(len, chunks)) == manifest.chunks
     assert all(0 < len(chunk) <= size for chunk in chunks)
-    found = dict(unpack(manifest, chunks))
+    found = arrived(manifest, chunks)
     assert list(found) == list(weights())
     for name, tensor in weights().items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
@@ -47,7 +53,7 @@ def test_round_trip_at_any_chunk_size(size):
 @pytest.mark.parametrize("tensors", [{}, {"a": torch.zeros(0)}, {"a": torch.zeros(0), "b": torch.ones(2)}])
 def test_little_or_nothing(tensors):
     manifest, chunks = publish(tensors, 64)
-    assert {k: t.tolist() for k, t in unpack(manifest, chunks)} == {k: t.tolist() for k, t in tensors.items()}
+    assert {k: t.tolist() for k, t in arrived(manifest, chunks).items()} == {k: t.tolist() for k, t in tensors.items()}
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "bloom", "llama"])
@@ -56,8 +62,8 @@ def test_a_models_weights_reach_another_model(tiny, kind, tied):
     source, target = (tiny(kind, seed=seed, tie_word_embeddings=tied) for seed in (1, 2))
     manifest, chunks = publish(named_weights(source), 1000)
     own = named_weights(target)
-    for name, tensor in unpack(manifest, chunks):
-        own.pop(name).copy_(tensor)
+    for name, weight in unpack(manifest, chunks):
+        copy_into(own.pop(name), weight)
     assert not own
     assert weights_sha256(named_weights(source)) == weights_sha256(named_weights(target))
 
@@ -68,16 +74,41 @@ def test_tensors_are_laid_end_to_end():
     assert {spec.name: spec.nbytes for spec in specs}["half"] == 18
 
 
-def test_the_digest_does_not_depend_on_the_cut_but_on_everything_else():
+def test_the_digest_depends_on_everything():
     manifest, chunks = publish(weights(), 64)
-    assert manifest.digest == publish(weights(), 1 << 20)[0].digest == digest(manifest.tensors, chunks)
+    assert manifest.digest == publish(weights(), 64)[0].digest == digest(manifest.tensors, chunks)
     assert len(manifest.digest) == 32
     changed = weights()
     changed["matrix"][4, 6] = changed["matrix"][4, 6].nextafter(torch.tensor(9.0))
     renamed = {("other" if name == "matrix" else name): tensor for name, tensor in weights().items()}
     reshaped = weights() | {"matrix": weights()["matrix"].reshape(7, 5)}
     others = {publish(tensors, 64)[0].digest for tensors in (changed, renamed, reshaped)}
-    assert len(others | {manifest.digest}) == 4
+    others.add(digest(manifest.tensors, [chunks[1], chunks[0], *chunks[2:]]))
+    assert len(others | {manifest.digest}) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("own", [torch.zeros(5, 7), torch.zeros(7, 5).t(), torch.zeros(10, 7)[::2]])
+def test_a_tensor_in_pieces_is_copied_into_memory_of_any_form(dtype, own):
+    sent = torch.randn(5, 7).to(dtype)
+    ((_, weight),) = unpack(*publish({"a": sent}, 33))  # cuts in the middle of a number
+    assert isinstance(weight, Pieces)
+    for other in (weight, sent, sent.t().contiguous().t()):
+        copy_into(own.zero_(), other)
+        assert torch.equal(own, sent.float())
+    assert own.shape == (5, 7)
+
+
+def test_a_tensor_in_pieces_is_not_put_together_to_copy_it():
+    size = 32 << 20
+    ((_, weight),) = unpack(*publish({"a": torch.ones(size // 4)}, size // 4))
+    own = torch.zeros(size // 4)
+    tracemalloc.start()  # numpy tells it what it allocates
+    copy_into(own, weight)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < size // 100
+    assert own.min() == 1
 
 
 def test_chunks_are_views_until_they_are_sent():
@@ -86,7 +117,7 @@ def test_chunks_are_views_until_they_are_sent():
     assert [part.ctypes.data for part in chunk.parts] == [tensor.data_ptr() for tensor in tensors.values()]
     manifest, chunks = publish(tensors, 64)
     tensors["a"].zero_()
-    assert dict(unpack(manifest, chunks))["a"].tolist() == [1.0] * 4
+    assert arrived(manifest, chunks)["a"].tolist() == [1.0] * 4
 
 
 def test_in_process_memory_is_used_again():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hocket.errors import WeightSyncError
+from hocket.models.pieces import whole
 from hocket.weights.manifest import Chunk
 from hocket.weights.publisher import Publisher
 from hocket.weights.receiver import Receiver
@@ -50,7 +51,7 @@ class Engine:
         self.version, self.weights, self.loads = 0, {}, 0
 
     def load(self, weights, version):
-        self.weights = {name: tensor.clone() for name, tensor in weights}
+        self.weights = {name: whole(weight).clone() for name, weight in weights}
         self.version, self.loads = version, self.loads + 1
 
 

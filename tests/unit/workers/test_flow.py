@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hocket.errors import ConfigError, RewardError
+from hocket.errors import ConfigError, PlacementError, RewardError
 from hocket.models.policy import named_weights, token_logprobs
 from hocket.observe.metrics import read_metrics
 from hocket.observe.report import write_report
@@ -241,3 +241,33 @@ def test_loops_may_be_run_again(make_maker, make_trainer, pipeline, loader, boun
         assert (reports[1].steps, reports[1].version) == (3, 3 * round)
         if bound == 0:
             assert {step["staleness/max"] for step in reports[1].metrics} == {0}
+
+
+def test_a_trainer_that_nobody_feeds_says_so_early(make_maker, make_trainer, pipeline, loader):
+    """D37: not at its deadline."""
+    maker = make_maker("m", ["fed"])
+    make_trainer("fed", [])
+    starving = make_trainer("starving", ["m"], join_timeout=0.2)
+    fed = pipeline.parts["fed"]
+    with pytest.raises(PlacementError, match=r"starving starves: no maker has joined .*weights to \(m\)"):
+        pipeline.run([lambda: starving.fit(1, 1), lambda: fed.fit(1, 1), lambda: maker.workingloop(loader(8), 1)])
+
+
+def test_a_maker_that_nobody_sends_weights_to_says_so_early(make_maker, make_trainer, pipeline, loader):
+    maker = make_maker("m", ["t"], sync_models_from_trainers=True, join_timeout=0.2)
+    trainer = make_trainer("t", [])
+    with pytest.raises(PlacementError, match=r"m waits for its first weights .*none of t names it"):
+        pipeline.run([lambda: maker.workingloop(loader(8), 1), lambda: trainer.fit(1, 1)])
+
+
+def test_a_trainer_that_comes_late_is_waited_for(make_maker, make_trainer, pipeline, loader):
+    """Each names the other: then only the deadline ends the wait."""
+    maker = make_maker("m", ["t"], sync_models_from_trainers=True, join_timeout=0.2)
+    trainer = make_trainer("t", ["m"], join_timeout=0.2)
+
+    def late():
+        time.sleep(1.0)
+        return trainer.fit(1, 1)
+
+    made, trained = pipeline.run([lambda: maker.workingloop(loader(8), 1), late])
+    assert balance([made, trained])["trained"] == 8
