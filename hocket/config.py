@@ -122,7 +122,13 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the makers' copies; the trainer always keeps float32"
     )
-    trust_remote_code: bool = False
+    revision: str | None = Field(default=None, description="commit, tag or branch of model.name where that is an id")
+    trust_remote_code: bool = Field(
+        default=False, description="run the Python files of model.name; of an id only with its commit as revision"
+    )
+    allow_pickle_weights: bool = Field(
+        default=False, description="read weights from .bin and .pt files too, tensors only"
+    )
     critic: str | None = Field(default=None, description="folder or id to start the critic from; default: the policy")
     warm_start: WarmStart = WarmStart()
 
