@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from yaml import YAMLError
 
 from hocket.errors import ConfigError
+from hocket.observe.redact import redacted
 
 Bundle = dict[str, float]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -121,7 +122,13 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the makers' copies; the trainer always keeps float32"
     )
-    trust_remote_code: bool = False
+    revision: str | None = Field(default=None, description="commit, tag or branch of model.name where that is an id")
+    trust_remote_code: bool = Field(
+        default=False, description="run the Python files of model.name; of an id only with its commit as revision"
+    )
+    allow_pickle_weights: bool = Field(
+        default=False, description="read weights from .bin and .pt files too, tensors only"
+    )
     critic: str | None = Field(default=None, description="folder or id to start the critic from; default: the policy")
     warm_start: WarmStart = WarmStart()
 
@@ -248,6 +255,12 @@ class LoggingSection(Section):
 
 class RaySection(Section):
     address: str | None = Field(default=None, description="null: a private local cluster; auto or host:port: attach")
+    allow_insecure_cluster: bool = Field(
+        default=False, description="attach to another machine's cluster without a token; see SECURITY.md"
+    )
+    worker_env: list[str] = Field(
+        default=[], description="names of further environment variables that workers of a private cluster get"
+    )
     call_timeout: float = Field(default=3600, gt=0, description="seconds that one call on a worker may take")
     start_timeout: float = Field(default=300, gt=0, description="seconds that workers may take to start")
 
@@ -292,8 +305,8 @@ class RunConfig(Section):
         return self
 
     def to_yaml(self) -> str:
-        """The config as YAML, every key written out."""
-        return OmegaConf.to_yaml(OmegaConf.create(self.model_dump(mode="json")))
+        """The config as YAML, every key written out; what is named like a secret is not shown."""
+        return OmegaConf.to_yaml(OmegaConf.create(redacted(self.model_dump(mode="json"))))
 
     def arithmetic(self) -> str:
         """One line that shows how prompts become optimizer steps."""

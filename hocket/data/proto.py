@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pickle
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hocket.data import disk
 from hocket.data.merge import join_facts, union
 from hocket.data.rows import Column, DataProtoItem, Facts, Rows, as_column, blocks, mini_batches, row_index
 from hocket.data.wire import WIRE, Leaves, check_wire, private, thaw
@@ -358,13 +358,15 @@ class DataProto:
         self.__dict__.update(private({key: value for key, value in state.items() if key != "wire"}))
 
     def save_to_disk(self, filepath: str | Path) -> None:
-        """Write the batch to a file, for `load_from_disk`."""
-        Path(filepath).write_bytes(pickle.dumps(self, protocol=5))
+        """Write the batch to a file, for `load_from_disk`; BatchError when it holds objects of other classes."""
+        leaves = None if self._batch is None else self.leaves()
+        disk.write(Path(filepath), {"batch": leaves, "columns": self.non_tensor_batch, "facts": self.meta_info})
 
     @staticmethod
     def load_from_disk(filepath: str | Path) -> DataProto:
-        """Read what `save_to_disk` wrote. It is a pickle: load only files that you trust."""
-        return pickle.loads(Path(filepath).read_bytes())
+        """Read what `save_to_disk` wrote, on the CPU. No code in the file runs: anything else is a BatchError."""
+        state = disk.read(Path(filepath))
+        return DataProto(state["batch"], state["columns"], state["facts"])
 
     def print_size(self, prefix: str = "") -> None:
         """Print how much memory tensors and columns take."""

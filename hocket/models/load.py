@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cache
+from logging import getLogger
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,12 +25,52 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from hocket.config import ModelSection
 from hocket.errors import ConfigError, DataError
 from hocket.models.chars import char_tokenizer
 from hocket.models.policy import copy_weights, named_weights
 
 CHARS = "chars"
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.gguf")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What is believed of a model's files: the commit of a hub id, its own code, weights in pickles (plain tensors
+    only). Believed is what the config says of `model.name`, and folders on this machine; other hub ids are not.
+    """
+
+    revision: str | None = None
+    remote_code: bool = False
+    pickle_weights: bool = False
+
+    @staticmethod
+    def of(section: ModelSection, name: str | None) -> Trust:
+        """What the config says of `name`, the model's or another one that is loaded beside it."""
+        if name == section.name or (name is not None and Path(name).is_dir()):
+            return Trust(section.revision, section.trust_remote_code, section.allow_pickle_weights)
+        return Trust()
+
+    def options(self, name: str) -> dict[str, Any]:
+        """For every `from_pretrained`. Raises ConfigError for the code of a hub id that may change under us."""
+        if Path(name).is_dir():
+            pinned: dict[str, Any] = {}
+        else:
+            pinned = {"revision": self.revision} if self.revision else {}
+            if self.remote_code and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+                raise ConfigError(
+                    f"model.trust_remote_code=true for the id {name!r}, found model.revision={self.revision!r}; wanted "
+                    "the commit (40 hex digits) whose code you have read, or a folder on this machine"
+                )
+        if self.remote_code:
+            _say_trust(name)
+        return {"trust_remote_code": self.remote_code, **pinned}
+
+
+@cache
+def _say_trust(name: str) -> None:
+    getLogger("hocket").warning("model.trust_remote_code=true: Python files of %r run with all your rights", name)
 
 
 @dataclass(frozen=True)
@@ -39,7 +82,7 @@ class ModelSpec:
     config: Mapping[str, Any] = field(default_factory=lambda: cast(dict[str, Any], {}))
     dtype: str = "float32"
     seed: int = 0
-    trust_remote_code: bool = False
+    trust: Trust = Trust()
 
 
 def load_causal_lm(spec: ModelSpec, *, device: str = "cpu") -> PreTrainedModel:
@@ -78,8 +121,8 @@ def load_scalar_model(spec: ModelSpec, *, fresh_head: bool, device: str = "cpu")
 def _pretrained_scalar(spec: ModelSpec, *, fresh_head: bool) -> tuple[Any, bool]:
     """The model of a folder or id, and whether its head came from there too."""
     name = str(spec.name)
-    check_model_folder(name)
-    config = _from_pretrained(AutoConfig, name, trust_remote_code=spec.trust_remote_code)
+    check_model_folder(name, spec.trust)
+    config = _from_pretrained(AutoConfig, name, **spec.trust.options(name))
     trained = "ForSequenceClassification" in "".join(config.architectures or ())
     if not trained and not fresh_head:
         raise DataError(
@@ -92,8 +135,8 @@ def _pretrained_scalar(spec: ModelSpec, *, fresh_head: bool) -> tuple[Any, bool]
     return _pretrained(AutoModelForSequenceClassification, spec, new=new, num_labels=1), trained
 
 
-def load_tokenizer(name: str | None, *, model: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer `name` ("chars" is the bundled character tokenizer), or the model's own.
+def load_tokenizer(name: str | None, *, model: str | None = None, trust: Trust = Trust()) -> PreTrainedTokenizerBase:
+    """The tokenizer `name` ("chars" is the bundled character tokenizer), or the model's own; `trust` is in that.
 
     A tokenizer without a padding token gets its end token for padding: masks come from lengths, so the two
     may be the same.
@@ -104,8 +147,8 @@ def load_tokenizer(name: str | None, *, model: str | None = None) -> PreTrainedT
     if source is None:
         raise ConfigError(f"model.config needs model.tokenizer: a folder, an id, or {CHARS!r}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(source, **trust.options(source))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"no tokenizer in {source!r} ({_first_line(error)}); set model.tokenizer to a folder or id that has one"
         ) from error
@@ -149,7 +192,7 @@ def read_weights(model: PreTrainedModel, folder: Path) -> None:
         copy_weights(model, named_weights(saved), what=f"checkpoint {str(folder)!r}")
 
 
-def check_model_folder(name: str) -> None:
+def check_model_folder(name: str, trust: Trust = Trust()) -> None:
     """Say what is wrong with a local model folder before any library guesses; ids of a hub pass."""
     folder = Path(name)
     if not folder.exists():
@@ -165,22 +208,30 @@ def check_model_folder(name: str) -> None:
         raise DataError(f"model folder {name!r} has no config.json; wanted a folder saved by save_pretrained")
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
         found = sorted(p.name for p in folder.iterdir())
-        raise DataError(
-            f"model folder {name!r} has no weights: wanted *.safetensors, found {found}; "
-            "save the model with save_pretrained, or convert a .bin file to safetensors first"
-        )
+        pickles = [one.name for pattern in _PICKLES for one in sorted(folder.glob(pattern))]
+        if pickles and not trust.pickle_weights:
+            raise DataError(
+                f"model folder {name!r} has its weights only in pickles, {pickles}, wanted *.safetensors; convert "
+                "them, or set model.allow_pickle_weights=true: then plain tensors are read from them, and nothing else"
+            )
+        if not pickles:
+            raise DataError(
+                f"model folder {name!r} has no weights: wanted *.safetensors, found {found}; "
+                "save the model with save_pretrained, or convert a .bin file to safetensors first"
+            )
 
 
 def _pretrained(kind: Any, spec: ModelSpec, *, new: Set[str] = frozenset(), **options: Any) -> Any:
     """Load the folder or id as `kind`; only the weights `new` may be missing from it."""
     name = str(spec.name)
-    check_model_folder(name)
+    check_model_folder(name, spec.trust)
     model, found = _from_pretrained(
         kind,
         name,
         dtype=_dtype(spec.dtype),
-        trust_remote_code=spec.trust_remote_code,
-        use_safetensors=True,
+        **spec.trust.options(name),
+        use_safetensors=None if spec.trust.pickle_weights else True,
+        weights_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
         **options,
@@ -260,15 +311,15 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def named_architecture(name: str, *, trust_remote_code: bool = False) -> str:
+def named_architecture(name: str, *, trust: Trust = Trust()) -> str:
     """The model type that the config of a folder or id names, such as "gpt2"; DataError when there is none."""
-    check_model_folder(name)
-    return cast(str, _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code).model_type)
+    check_model_folder(name, trust)
+    return cast(str, _from_pretrained(AutoConfig, name, **trust.options(name)).model_type)
 
 
-def named_positions(name: str, *, trust_remote_code: bool = False) -> int | None:
+def named_positions(name: str, *, trust: Trust = Trust()) -> int | None:
     """How many positions the model's config allows; None when it names no limit."""
-    config = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+    config = _from_pretrained(AutoConfig, name, **trust.options(name))
     return cast(int | None, getattr(config, "max_position_embeddings", None))
 
 
@@ -292,10 +343,10 @@ def end_tokens(model: PreTrainedModel, given: int | Sequence[int] | None = None)
     return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
 
-def named_stop_ids(name: str, *, trust_remote_code: bool = False) -> int | list[int] | None:
+def named_stop_ids(name: str, *, trust: Trust = Trust()) -> int | list[int] | None:
     """End tokens that the model's generation config names, or else its config; read without its weights."""
     try:
-        source: Any = GenerationConfig.from_pretrained(name)
+        source: Any = GenerationConfig.from_pretrained(name, **trust.options(name))
     except OSError:
-        source = _from_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+        source = _from_pretrained(AutoConfig, name, **trust.options(name))
     return cast(Any, getattr(source, "eos_token_id", None))

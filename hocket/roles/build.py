@@ -7,10 +7,11 @@ from typing import Any
 
 import cloudpickle
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from hocket.algorithms.presets import Algorithm
 from hocket.config import RunConfig
-from hocket.models.load import ModelSpec, load_causal_lm, load_scalar_model, load_tokenizer, pad_token_id
+from hocket.models.load import ModelSpec, Trust, load_causal_lm, load_scalar_model, load_tokenizer, pad_token_id
 from hocket.models.policy import frozen
 from hocket.parallel.strategy import Strategy
 from hocket.rewards.adapters import Reward
@@ -54,8 +55,14 @@ class Blueprint:
             name=name or self.model,
             dtype=dtype,
             seed=self.config.seed,
-            trust_remote_code=section.trust_remote_code,
+            trust=Trust.of(section, name or self.model),
         )
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that the config names, or the start model's own."""
+        section = self.config.model
+        trust = Trust.of(section, section.tokenizer or self.model)
+        return load_tokenizer(section.tokenizer, model=self.model, trust=trust)
 
 
 def _unpickle(
@@ -67,7 +74,7 @@ def _unpickle(
 def build_maker(blueprint: Blueprint, transport: Transport, *, index: int = 0, device: str = "cpu") -> Maker:
     """A maker with its own copy of the start model."""
     torch.set_num_threads(blueprint.threads)
-    config, tokenizer = blueprint.config, load_tokenizer(blueprint.config.model.tokenizer, model=blueprint.model)
+    config, tokenizer = blueprint.config, blueprint.tokenizer()
     rollout, spec = config.rollout, blueprint.spec(dtype=config.model.dtype)
     engine = NativeEngine(
         frozen(load_causal_lm(spec, device=device)), stop_ids=blueprint.stop_ids, pad_id=pad_token_id(tokenizer)
@@ -105,7 +112,7 @@ def build_trainer(
         critic = load_scalar_model(blueprint.spec(config.model.critic), fresh_head=True, device=device)
     return Trainer(
         load_causal_lm(blueprint.spec(), device=device),
-        load_tokenizer(config.model.tokenizer, model=blueprint.model),
+        blueprint.tokenizer(),
         blueprint.algorithm,
         config.trainer,
         transport=transport,

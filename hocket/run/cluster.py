@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
 import os
-import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
 
 from hocket.config import Bundle
 from hocket.errors import PlacementError
+from hocket.run.access import admit, demand_version, only_known_variables, own_token, token_source
 from hocket.run.signals import uninterrupted
 
 
@@ -31,17 +29,24 @@ def total(bundles: list[Bundle]) -> Bundle:
 
 
 @contextmanager
-def cluster(address: str | None, bundles: list[Bundle]) -> Generator[str, None, None]:
+def cluster(
+    address: str | None, bundles: list[Bundle], *, insecure: bool = False, variables: Sequence[str] = ()
+) -> Generator[str, None, None]:
     """Connect to `address`, or start a private cluster; yields a line that says which.
 
-    A private cluster has as many logical CPUs as cores, or as many as asked for; GPUs are never made up.
-    Raises PlacementError when what is asked can never be given. On leaving, nothing of a private cluster stays.
+    A private cluster has as many logical CPUs as cores, or as many as asked for; GPUs are never made up. Its workers
+    get of our environment what computing needs, and the `variables` named. `insecure` allows an address on another
+    machine without a token. Raises PlacementError when what is asked can never be given, or not safely. On leaving,
+    nothing of a private cluster stays.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the waiting loop raises them, in words
+    if address is not None and admit(address, insecure=insecure):
+        _come_with_token()
     import ray
 
+    demand_version(ray.__version__)
     if ray.is_initialized():
         check_fits(bundles, dict(ray.available_resources()), where="the Ray cluster of this process")
         yield "the Ray cluster that this process is connected to"
@@ -53,18 +58,31 @@ def cluster(address: str | None, bundles: list[Bundle]) -> Generator[str, None, 
         finally:
             ray.shutdown()
     else:
-        with _private(cpus=math.ceil(total(bundles)["CPU"])) as where:
+        with _private(cpus=math.ceil(total(bundles)["CPU"]), variables=variables) as where:
             yield where
 
 
+def _come_with_token() -> None:
+    """Before Ray is imported, or by Ray's own way of changing its mind: it reads the mode once."""
+    if os.environ.get("RAY_AUTH_MODE"):
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if "ray" in sys.modules:
+        from ray import _raylet
+
+        cast(Any, _raylet).Config.initialize("")
+
+
 @contextmanager
-def _private(*, cpus: int) -> Generator[str, None, None]:
+def _private(*, cpus: int, variables: Sequence[str]) -> Generator[str, None, None]:
     """A cluster on this machine that ends with the `with`; its files and its token are its own."""
     cores = len(os.sched_getaffinity(0))
     # a short path: those of the sockets below it have a limit of 107 bytes
-    with tempfile.TemporaryDirectory(prefix="hocket-", ignore_cleanup_errors=True) as home, _own_token():
+    with tempfile.TemporaryDirectory(prefix="hocket-", ignore_cleanup_errors=True) as home, own_token():
         try:
-            _init(address="local", num_cpus=max(cores, cpus), include_dashboard=False, _temp_dir=home)
+            inside = f"{home}/r"  # Ray opens its folder to everybody; the one above it stays ours
+            with only_known_variables(variables):
+                _init(address="local", num_cpus=max(cores, cpus), include_dashboard=False, _temp_dir=inside)
             yield f"private Ray cluster with {max(cores, cpus)} logical CPUs on {cores} cores"
         finally:
             with uninterrupted():
@@ -101,29 +119,6 @@ def _belongs(process: psutil.Process, home: str) -> bool:
         return False
 
 
-@contextmanager
-def _own_token() -> Generator[None, None, None]:
-    """A token for private clusters, where the user has set none; Ray's own goes into HOME, readable by everybody."""
-    if os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
-        yield
-        return
-    os.environ["RAY_AUTH_TOKEN_PATH"] = _token_file()
-    try:
-        yield
-    finally:
-        os.environ.pop("RAY_AUTH_TOKEN_PATH")
-
-
-@cache
-def _token_file() -> str:
-    """One token for all private clusters of this process: Ray remembers the first that it has read."""
-    descriptor, path = tempfile.mkstemp(prefix="hocket-token-")  # mode 0600
-    atexit.register(Path(path).unlink, missing_ok=True)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
-    return path
-
-
 def check_fits(bundles: list[Bundle], there: Mapping[str, float], *, where: str) -> None:
     """PlacementError naming asked and available when the sum of `bundles` exceeds what is `there`."""
     asked = total(bundles)
@@ -143,9 +138,15 @@ def _attach(address: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PlacementError(
-            f"no Ray cluster answers at ray.address={address!r} ({reason}); "
-            "start one with `ray start --head`, check the address and token, or leave ray.address unset"
+            f"no Ray cluster answers at ray.address={address!r} ({reason}); start one with `ray start --head`, check "
+            f"the address, or leave ray.address unset. A wrong token looks the same: {_token_in_words()}"
         ) from error
+
+
+def _token_in_words() -> str:
+    mode, source = os.environ.get("RAY_AUTH_MODE", "unset"), token_source()
+    found = f"{source} was found" if source else "no token was found"
+    return f"RAY_AUTH_MODE is {mode}, {found}; it must be the one that the cluster was started with"
 
 
 def _demand_listener(address: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from hocket.config import RunConfig
 from hocket.errors import ConfigError
 from hocket.observe.metrics import append_records, read_metrics
+from hocket.observe.redact import redacted_command
 from hocket.run.checkpoint import newest_timeline
 
 _PACKAGES = ("hocket", "torch", "transformers", "ray", "tensordict", "numpy")
@@ -214,7 +215,7 @@ def environment() -> dict[str, Any]:
     """What a run's results may depend on: versions, machine, command; no environment variables."""
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": redacted_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "packages": {name: metadata.version(name) for name in _PACKAGES},

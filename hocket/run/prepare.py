@@ -20,6 +20,7 @@ from hocket.data.userfile import load_file
 from hocket.errors import ConfigError
 from hocket.models.load import (
     ModelSpec,
+    Trust,
     check_model_folder,
     check_room,
     load_causal_lm,
@@ -70,11 +71,12 @@ def check_input(config: RunConfig) -> Checked:
     reward, algorithm, section = _reward(config, table), build_algorithm(config), config.model
     for name in (section.name, section.critic):
         if name:
-            check_model_folder(name)
-    tokenizer: Any = load_tokenizer(section.tokenizer, model=section.name)
+            check_model_folder(name, Trust.of(section, name))
+    trust = Trust.of(section, section.tokenizer or section.name)
+    tokenizer: Any = load_tokenizer(section.tokenizer, model=section.name, trust=trust)
     prompts, overlong = _tokenize(config, table, tokenizer)
-    trust = section.trust_remote_code
-    stop = stop_ids(tokenizer, named_stop_ids(section.name, trust_remote_code=trust) if section.name else None)
+    trust = Trust.of(section, section.name)
+    stop = stop_ids(tokenizer, named_stop_ids(section.name, trust=trust) if section.name else None)
     _check_sizes(config, prompts, len(tokenizer))
     facts = [
         table.notice + (f"; dropped {overlong} overlong prompts" if overlong else ""),
@@ -176,7 +178,7 @@ def _tokenize(config: RunConfig, table: PromptTable, tokenizer: Any) -> tuple[li
 def _check_sizes(config: RunConfig, prompts: list[Prompt], vocabulary: int) -> None:
     """Prompt and answer must fit the positions of the model, and its vocabulary the tokenizer's."""
     section = config.model
-    named = named_positions(section.name, trust_remote_code=section.trust_remote_code) if section.name else None
+    named = named_positions(section.name, trust=Trust.of(section, section.name)) if section.name else None
     positions = named or section.config.get("max_position_embeddings")
     check_room(max(len(prompt.ids) for prompt in prompts), config.rollout.max_new_tokens, positions)
     if (found := section.config.get("vocab_size", vocabulary)) < vocabulary:
@@ -193,7 +195,7 @@ def _start_model(checked: Checked, folder: Path, say: Callable[[str], None]) -> 
     init = folder / "init"
     if init.is_dir():  # of an earlier attempt: whole, since it was renamed
         return str(init)
-    spec = ModelSpec(section.name, section.config, seed=config.seed, trust_remote_code=section.trust_remote_code)
+    spec = ModelSpec(section.name, section.config, seed=config.seed, trust=Trust.of(section, section.name))
     if section.config:
         sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
         sizes |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -32,13 +33,13 @@ def run_program(session: Session) -> None:
         case Colocated():
             from hocket.run.start import OneProcess
 
-            with cluster(session.config.ray.address, placement.bundles) as where:
+            with _cluster(session) as where:
                 session.console.header([where])
                 lockstep(session, OneProcess(session, placement))
         case Detached():
             from hocket.run.start import ManyProcesses
 
-            with cluster(session.config.ray.address, placement.bundles) as where:
+            with _cluster(session) as where:
                 session.console.header([where])
                 supervisor = Supervisor()
                 workshop = ManyProcesses(session, placement, supervisor.check)
@@ -50,6 +51,12 @@ def run_program(session: Session) -> None:
                     say=session.console.note,
                 )
                 detached(session, placement, crew, supervisor)
+
+
+def _cluster(session: Session) -> AbstractContextManager[str]:
+    ray = session.config.ray
+    insecure, bundles = ray.allow_insecure_cluster, session.config.placement.bundles
+    return cluster(ray.address, bundles, insecure=insecure, variables=ray.worker_env)
 
 
 def lockstep(session: Session, start: Callable[[], tuple[Any, Any]]) -> None:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from hocket.config import RunConfig
 from hocket.errors import CheckpointError, ConfigError
+from hocket.observe.redact import redacted
 from hocket.run.checkpoint import Saved, clear_leftovers, newest, read_checkpoint
 from hocket.run.folder import run_path
 
@@ -83,7 +84,7 @@ def _demand_same(config: RunConfig, run: Path) -> None:
         before: Any = OmegaConf.to_container(OmegaConf.load(run / "config.resolved.yaml"))
     except OSError as error:
         raise CheckpointError(f"run {str(run)!r} has no config.resolved.yaml: {error}") from error
-    old, new = _flat(before), _flat(config.model_dump(mode="json"))
+    old, new = _flat(before), _flat(redacted(config.model_dump(mode="json")))
     changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and not _free(key)}
     if changed:
         lines = [f"{key}: was {old.get(key)!r}, is {new.get(key)!r}" for key in sorted(changed)]

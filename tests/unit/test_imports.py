@@ -25,7 +25,7 @@ _WORKERS = _ROLES | {"roles", "single_controller", "waiting"}
 # What each package may import of ours, beside itself. The first folder or file name below hocket/ is the package.
 MAY_SEE: dict[str, set[str]] = {
     "errors": set(),
-    "config": {"errors"},
+    "config": {"errors", "observe"},
     "observe": {"errors"},
     "algorithms": {"errors"},
     "data": _BASE,
@@ -63,7 +63,14 @@ DOORS: dict[str, tuple[str, ...]] = {
     "torch": (
         *("algorithms/*", "models/*", "rollout/*", "rewards/*", "weights/*", "parallel/*", "roles/*", "workers/*"),
         *("data/proto.py", "data/wire.py", "data/rows.py", "data/merge.py"),
-        *("data/batches.py", "data/reshape.py", "data/tensordict_utils.py", "data/schema.py", "data/schedule.py"),
+        *(
+            "data/batches.py",
+            "data/reshape.py",
+            "data/tensordict_utils.py",
+            "data/disk.py",
+            "data/schema.py",
+            "data/schedule.py",
+        ),
         "data/experience.py",
         *("run/prepare.py", "run/cluster.py", "single_controller/devices.py"),
     ),
