@@ -164,7 +164,7 @@ class Maker:
         if new is not None:
             self._timeline = new[0]
 
-    def _load_traced(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def _load_traced(self, weights: Iterable[tuple[str, Weight]], version: int) -> None:
         with self.tracer.span("sync", version=version):
             self._load(weights, version)
 

@@ -32,7 +32,7 @@ class Started:
     def __init__(self, folder, settings, env):
         self.folder = folder
         command = [sys.executable, "-m", "hocket", "train", *SMALL, f"run.dir={folder}", *settings]
-        errors = Path(f"{folder}.stderr").open("w+")
+        errors = Path(f"{folder}.stderr").open("w+")  # noqa: SIM115  open as long as the process is
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=errors, text=True, start_new_session=True, env=os.environ | env
         )
