@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -63,7 +63,7 @@ class ActorClass:
 
 
 @contextmanager
-def _signatures_kept(cls: type) -> Iterator[None]:
+def _signatures_kept(cls: type) -> Generator[None]:
     """Ray adds a parameter of its own to the signatures of the class that it is given, for everybody to see."""
     functions = [function for _, function in inspect.getmembers(cls, inspect.isfunction)]
     before = [function.__dict__.get("__signature__") for function in functions]
