@@ -63,7 +63,7 @@ class ActorClass:
 
 
 @contextmanager
-def _signatures_kept(cls: type) -> Generator[None, None, None]:
+def _signatures_kept(cls: type) -> Generator[None]:
     """Ray adds a parameter of its own to the signatures of the class that it is given, for everybody to see."""
     functions = [function for _, function in inspect.getmembers(cls, inspect.isfunction)]
     before = [function.__dict__.get("__signature__") for function in functions]
