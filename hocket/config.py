@@ -10,13 +10,31 @@ from typing import Annotated, Any, Literal, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from yaml import YAMLError
 
 from hocket.errors import ConfigError
 from hocket.observe.redact import redacted
 
 Bundle = dict[str, float]
+
+
+def _file_name(name: str) -> str:
+    """The name again; ValueError when it cannot be that of one folder."""
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > 200:
+        raise ValueError("the name must be that of one folder: no slash, no control characters, 1 to 200 bytes")
+    return name
+
+
+def _path(name: str) -> str:
+    """The path again; ValueError when no system could have it."""
+    if not name.strip() or "\0" in name or "\n" in name:
+        raise ValueError("a path is not empty, and holds neither NUL nor a line break")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_file_name)]
+PathText = Annotated[str, AfterValidator(_path)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -100,8 +118,8 @@ _PLACEMENTS: dict[str, type[Section]] = {"local": Local, "colocated": Colocated,
 
 
 class RunSection(Section):
-    dir: str | None = Field(default=None, description="the run's own folder; default runs/<name>")
-    name: str | None = Field(default=None, description="default <task>--<model>--<time>")
+    dir: PathText | None = Field(default=None, description="the run's own folder; default runs/<name>")
+    name: FileName | None = Field(default=None, description="default <task>--<model>--<time>")
     overwrite: bool = Field(default=False, description="replace a run folder that exists")
     resume: str | None = Field(
         default=None, description="go on from latest, step:N, or the path of a checkpoint or run"
@@ -116,7 +134,7 @@ class WarmStart(Section):
 
 
 class ModelSection(Section):
-    name: str | None = Field(default=None, description="model folder or Hugging Face id")
+    name: PathText | None = Field(default=None, description="model folder or Hugging Face id")
     config: dict[str, Any] = Field(default={}, description="instead of name: model_type and sizes of a fresh model")
     tokenizer: str | None = Field(default=None, description="folder, id, or `chars`; default: the model's own")
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -145,7 +163,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    path: str = Field(description="prompt file, .csv .tsv or .jsonl; `recipe:NAME.csv` is a bundled one")
+    path: PathText = Field(description="prompt file, .csv .tsv or .jsonl; `recipe:NAME.csv` is a bundled one")
     prompt_key: str | None = Field(default=None, description="column of the prompt; default: detected")
     answer_key: str | None = Field(default=None, description="column of the answer; default: detected")
     on_bad_row: Literal["error", "drop"] = "error"
@@ -222,7 +240,9 @@ class SyncSection(Section):
 
 
 class EvalSection(Section):
-    path: str | None = Field(default=None, description="held-out prompt file; greedy answers before and after the run")
+    path: PathText | None = Field(
+        default=None, description="held-out prompt file; greedy answers before and after the run"
+    )
     prompts: int | None = Field(default=None, ge=1, description="only the first so many")
 
 
@@ -457,7 +477,8 @@ def _say_one(problem: Any) -> str:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return f"placement {problem['ctx'].get('tag', '?')!r} is not known; use local, colocated or detached(makers=2)"
     text = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key}={problem['input']!r}: {text}" if key and kind != "value_error" else text
+    whole = kind == "value_error" and isinstance(problem["input"], dict)  # a rule of a section names its keys itself
+    return f"{key}={problem['input']!r}: {text}" if key and not whole else text
 
 
 def _settings_of(kind: str) -> list[str]:

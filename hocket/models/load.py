@@ -60,8 +60,8 @@ class Trust:
             pinned = {"revision": self.revision} if self.revision else {}
             if self.remote_code and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
                 raise ConfigError(
-                    f"model.trust_remote_code=true for the id {name!r}, found model.revision={self.revision!r}; wanted "
-                    "the commit (40 hex digits) whose code you have read, or a folder on this machine"
+                    f"model.trust_remote_code is on for the id {name!r}, found model.revision={self.revision!r}; "
+                    "wanted the commit (40 hex digits) whose code you have read, or a folder on this machine"
                 )
         if self.remote_code:
             _say_trust(name)
@@ -70,7 +70,7 @@ class Trust:
 
 @cache
 def _say_trust(name: str) -> None:
-    getLogger("hocket").warning("model.trust_remote_code=true: Python files of %r run with all your rights", name)
+    getLogger("hocket").warning("model.trust_remote_code is on: Python files of %r run with all your rights", name)
 
 
 @dataclass(frozen=True)

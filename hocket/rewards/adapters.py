@@ -23,6 +23,7 @@ from hocket.errors import ConfigError, RewardError
 from hocket.rewards.builtin import BUILTIN
 
 FUNCTION_NAMES = ("reward_func", "compute_score", "reward_fn", "reward")
+LARGEST_SCORE = 1e9  # beyond, differences between scores of a few units are lost in float32
 _STYLES = """write it in one of two ways:
   def reward(completion, answer): ...     one sample; returns a number, or a dict with 'score' and metrics
   def reward(completions, answer): ...    a batch, all arguments are lists; returns a list of those"""
@@ -152,7 +153,10 @@ class Reward:
             raise RewardError(f"{where} returned a metric named 'reward', which is the score's own; rename it")
         if "score" not in by_name:
             raise RewardError(f"{where} returned {_show(result)}; a dict must have the key 'score'")
-        return {str(name): _finite(value, f"{where} returned {name}") for name, value in by_name.items()}
+        numbers = {str(name): _finite(value, f"{where} returned {name}") for name, value in by_name.items()}
+        if abs(numbers["score"]) > LARGEST_SCORE:
+            raise RewardError(f"{where} returned the score {numbers['score']:g}; wanted at most {LARGEST_SCORE:g}")
+        return numbers
 
     def _joined(self, samples: list[dict[str, float]]) -> Scores:
         names = list(samples[0])
