@@ -110,7 +110,7 @@ class Sleeper:
     def make(self, unit: bytes) -> tuple[bytes, Any]:
         """Experience, and facts about it."""
         time.sleep(self.seconds)
-        return unit, SimpleNamespace(rows=4, versions=[(0, 0)])
+        return unit, SimpleNamespace(rows=4, versions=[(0, 0)], report=self.answers["report"])
 
     def answer(self, method: str) -> Any:
         """To anything else."""
