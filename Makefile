@@ -42,6 +42,7 @@ bench: setup-llm  ## the measurements behind benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/colocation.py
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python benchmarks/weight_push.py
+	$(BIN)/python benchmarks/controller.py
 
 clean:  ## remove environments, caches and runs
 	rm -rf $(VENV) .cache runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -57,6 +57,8 @@ class Member:
         self._seen: dict[str, dict[str, float]] = {}
         self._told: dict[str, Any] = {}
         self._receiving: list[Any] = []
+        self._reported: list[Report] = []
+        self._made = False  # a unit since the watchdog looked
 
     def check(self) -> None:
         """Raise WorkerDied when the watchdog has found it dead or hung, Retired when it is to leave."""
@@ -82,9 +84,11 @@ class Member:
         """The experience of a unit, as a future, and facts about it."""
         experience, facts = self.now.send("make_unit", lease.unit, at_least=lease.at_least, timeline=lease.timeline)
         step, index = lease.key
-        return future_of(experience), self.now.get(
-            facts, what=f"make unit {index} of step {step + 1}", check=self._settle
-        )
+        told = self.now.get(facts, what=f"make unit {index} of step {step + 1}", check=self._settle)
+        self._settle()
+        self._made = True
+        self._reported.append(told.report)
+        return future_of(experience), told
 
     def evaluate(self, unit: DataProto, *, at_least: int, timeline: int) -> dict[str, list[float]]:
         """See Maker.evaluate."""
@@ -103,6 +107,11 @@ class Member:
             if part.name not in self._told:
                 self._told[part.name] = part.send("report")
 
+    def told(self) -> list[Report]:
+        """What came with the units that it made since the last time."""
+        told, self._reported = self._reported, []
+        return told
+
     def reports(self, end: float) -> Iterable[Report]:
         """Those that are there by the time `end`."""
         for part in self.now.parts:
@@ -113,7 +122,14 @@ class Member:
     # --- the watchdog ---------------------------------------------------------------------------------------
 
     def watch(self, settings: SuperviseSection) -> None:
-        """Look at each of its processes. One that is dead, or too long at one thing, is noted as the reason."""
+        """Look at each of its processes. One that is dead, or too long at one thing, is noted as the reason.
+
+        One that has just made a unit is neither, and need not be asked.
+        """
+        if self._made:
+            self._made = False
+            self._seen.clear()
+            return
         for part in self.now.parts:
             phases, dead = part.look()
             if dead is not None:
@@ -249,13 +265,18 @@ class Crew:
                     member.watch(self._settings)
             self._supervisor.pause(self._settings.heartbeat)
 
-    def reports(self) -> Iterable[Report]:
-        """What everybody tells. Who does not answer soon tells it the next time."""
+    def reports(self, *, last: bool = False) -> Iterable[Report]:
+        """What makers told with their units, and the trainer when asked; for the `last` time, everybody is asked.
+
+        Who does not answer soon tells it the next time.
+        """
         end = time.monotonic() + _PATIENCE
-        members = [*self.makers, self.trainer]
-        for member in members:
+        asked = [*self.makers, self.trainer] if last else [self.trainer]
+        for member in asked:
             member.ask()
-        for member in members:
+        for maker in self.makers:
+            yield from maker.told()
+        for member in asked:
             yield from member.reports(end)
 
     def _another(

@@ -253,7 +253,7 @@ def detached(session: Session, placement: Detached, crew: Crew, supervisor: Supe
         session.evaluate(evaluate, first=True)
         supervisor.beside("scaling", scale)
         supervisor.together({f"loop of {maker.name}": partial(make, maker) for maker in crew.makers}, main=train)
-        session.conclude(evaluate, crew.reports)
+        session.conclude(evaluate, partial(crew.reports, last=True))
     finally:
         supervisor.end()
 

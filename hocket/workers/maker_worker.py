@@ -23,10 +23,12 @@ MAKER_GROUPS = {"compute": 1, "experience_io": 1, "model_io": 1}
 
 @dataclass(frozen=True)
 class UnitFacts:
-    """What the controller wants to know of a unit that was made: rows, and (decode step, weights version) pairs."""
+    """What the controller wants to know of a unit that was made: rows, (decode step, weights version) pairs, and what
+    else the maker has to tell, which so needs no call of its own."""
 
     rows: int
     versions: list[tuple[int, int]]
+    report: Report
 
 
 class MakerWorker(Worker):
@@ -52,7 +54,7 @@ class MakerWorker(Worker):
     def make_unit(self, unit: DataProto, *, at_least: int = 0, timeline: int = 0) -> tuple[DataProto, UnitFacts]:
         """`make`, and facts as a second, small result: the controller looks at that one only."""
         experience = self.maker.make(unit, at_least=at_least, timeline=timeline)
-        facts = UnitFacts(len(experience), swap_points(experience))
+        facts = UnitFacts(len(experience), swap_points(experience), self.maker.report())
         if self._history:
             key = [unit.meta_info["step"], unit.meta_info["unit"]]
             self._history.add("made", unit=key, samples=facts.rows, timeline=timeline, versions=facts.versions)
