@@ -25,7 +25,7 @@ CASES = {
     "C21 C22 left and came": "maker-1",
     "C30 small store": None,
 }
-STEPS = 8
+STEPS = 12
 REWARD = """
 import os, time
 
@@ -102,27 +102,26 @@ def harm_of(case, nodes, hold, found):
     """What is done to the node of the role that the case names."""
     role = CASES[case]
 
-    def back(run, since):
-        until(lambda: sum(fact["fact"] == "started" for fact in facts(run, role)) == 2, timeout=90)
-        found["back"] = time.monotonic() - since
-        hold.unlink(missing_ok=True)
-
     def harm(run):
         node, raylet = nodes.of(run, role)
-        began = time.monotonic()
-        if "left" in case:
-            steps = count(run, "trained")
-            nodes.cluster.remove_node(node)
-            until(lambda: count(run, "trained") >= steps + 2, timeout=60)  # with fewer makers
-            hold.touch()
+        hold.touch()  # the run is not to end before it is there again
+        try:
+            if "left" in case:
+                nodes.cluster.remove_node(node)
+                steps = count(run, "trained")
+                hold.unlink()
+                until(lambda: count(run, "trained") >= steps + 2, timeout=60, pause=0.01)  # with fewer makers
+                hold.touch()
+                nodes.add()
+            else:
+                raylet.send_signal(signal.SIGSTOP if "stopped" in case else signal.SIGKILL)
+                if "stopped" not in case:
+                    raylet.wait()  # a zombie's workers would live on
             began = time.monotonic()
-            nodes.add()
-        else:
-            hold.touch()
-            raylet.send_signal(signal.SIGSTOP if "stopped" in case else signal.SIGKILL)
-            if "stopped" not in case:
-                raylet.wait()  # a zombie's workers would live on
-        back(run, began)
+            until(lambda: sum(fact["fact"] == "started" for fact in facts(run, role)) == 2, timeout=90)
+            found["back"] = time.monotonic() - began
+        finally:
+            hold.unlink(missing_ok=True)
 
     return harm
 
