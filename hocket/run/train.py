@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -90,16 +91,30 @@ def _guarded(session: Session) -> Generator[Session, None, None]:
             yield session
         ended_by = session.stop_requested
     except BaseException as error:
-        ended_by = error.message if isinstance(error, HocketError) else session.stop_requested or type(error).__name__
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        known = HocketError(f"{error}: the disk of {str(session.folder.path)!r} is full; free space") if full else error
+        ended_by = known.message if isinstance(known, HocketError) else session.stop_requested or type(error).__name__
         _LOG.exception("the run ended early")
         if isinstance(error, KeyboardInterrupt) and session.stop_requested is not None:
             raise Interrupted(session.stop_requested) from None
+        if full:
+            raise known from error
         raise
     finally:
         with uninterrupted():
-            session.close(ended_by=ended_by)
+            _close(session, ended_by)
     if session.stop_requested is not None:
         raise Interrupted(session.stop_requested)
+
+
+def _close(session: Session, ended_by: str | None) -> None:
+    """Close it; a disk that is full must not hide why the run ended."""
+    try:
+        session.close(ended_by=ended_by)
+    except OSError as error:
+        if ended_by is None:
+            raise HocketError(f"cannot write the end of run {str(session.folder.path)!r}: {error}") from error
+        session.console.note(f"the end of the run could not be written: {error}")
 
 
 def check(config: RunConfig) -> list[str]:

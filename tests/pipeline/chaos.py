@@ -6,10 +6,14 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 
 def facts(run, role):
@@ -134,3 +138,53 @@ def kill(*roles, number=signal.SIGKILL):
             os.kill(pid_of(run, role), number)
 
     return harm
+
+
+SMALL = [
+    "placement=detached(makers=2, max_staleness=1)",
+    "model.config.hidden_size=32",
+    "model.config.num_hidden_layers=1",
+    "model.warm_start.steps=1",
+    "trainer.max_steps=100000",
+    "eval.path=null",
+    "checkpoint.every=1",
+]
+
+
+class Started:
+    """A run in a process group of its own, past its second step; with all processes that belong to it."""
+
+    def __init__(self, folder, settings, env):
+        self.folder, self.settings = folder, [*SMALL, *settings]
+        command = [sys.executable, "-m", "hocket", "train", *self.settings, f"run.dir={folder}"]
+        self._errors = Path(f"{folder}.stderr")
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True, env=os.environ | env
+            )
+        until(lambda: len(self.done()) >= 2 or self.process.poll() is not None, timeout=100)
+        assert self.process.poll() is None, self.errors()
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def done(self):
+        """Facts of the steps that are trained."""
+        return [fact for fact in facts(self.folder, "driver") if fact["fact"] == "trained"]
+
+    def errors(self):
+        return self._errors.read_text()
+
+    def ended(self, within=60):
+        """Exit code and stderr, when nothing of the run is left."""
+        code = self.process.wait(within)
+        left = psutil.wait_procs(self.family, timeout=5)[1]
+        assert left == [], [p.cmdline() for p in left]
+        return code, self.errors()
+
+    def end(self):
+        """Whatever became of it."""
+        for member in self.family:
+            if member.is_running():
+                member.kill()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()

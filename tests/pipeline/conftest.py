@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 
 import pytest
+from chaos import Started
 
 from hocket.config import parse_config
 
@@ -72,3 +73,17 @@ def lines():
         return [record for record in records if "reward/mean" in record]
 
     return read
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts runs in processes of their own, on private clusters, and ends them."""
+    runs = []
+
+    def start(*settings, folder=None, env=None):
+        runs.append(Started(folder or tmp_path / f"run{len(runs)}", settings, env or {}))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.end()

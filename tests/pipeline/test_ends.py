@@ -4,81 +4,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-import psutil
 import pytest
-from chaos import facts, kill, until
+from chaos import kill, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 slow = pytest.mark.slow
-SMALL = [
-    "placement=detached(makers=2, max_staleness=1)",
-    "model.config.hidden_size=32",
-    "model.config.num_hidden_layers=1",
-    "model.warm_start.steps=1",
-    "trainer.max_steps=100000",
-    "eval.path=null",
-    "checkpoint.every=1",
-]
-
-
-class Started:
-    """A run in a process group of its own, past its second step; with all processes that belong to it."""
-
-    def __init__(self, folder, settings, env):
-        self.folder = folder
-        command = [sys.executable, "-m", "hocket", "train", *SMALL, f"run.dir={folder}", *settings]
-        errors = Path(f"{folder}.stderr").open("w+")  # noqa: SIM115  open as long as the process is
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=errors, text=True, start_new_session=True, env=os.environ | env
-        )
-        self._errors = errors
-        until(lambda: len(self.done()) >= 2 or self.process.poll() is not None, timeout=100)
-        assert self.process.poll() is None, self.errors()
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
-
-    def done(self):
-        """Facts of the steps that are trained."""
-        return [fact for fact in facts(self.folder, "driver") if fact["fact"] == "trained"]
-
-    def errors(self):
-        self._errors.seek(0)
-        return self._errors.read()
-
-    def ended(self, within=60):
-        """Exit code and stderr, when nothing of the run is left."""
-        code = self.process.wait(within)
-        left = psutil.wait_procs(self.family, timeout=5)[1]
-        assert left == [], [p.cmdline() for p in left]
-        return code, self.errors()
-
-    def end(self):
-        """Whatever became of it."""
-        for member in [*self.family, psutil.Process(os.getpid())][:-1]:
-            if member.is_running():
-                member.kill()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._errors.close()
-
-
-@pytest.fixture
-def started(tmp_path):
-    """Starts runs, and ends them."""
-    runs = []
-
-    def start(*settings, folder=None, env=None):
-        runs.append(Started(folder or tmp_path / f"run{len(runs)}", settings, env or {}))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.end()
 
 
 def check_folder(folder):
