@@ -33,7 +33,7 @@ def run(layout: str, *, workers: int, steps: int) -> dict[str, Any]:
     """Start the four roles in this process's own cluster, take some steps, and say what it took."""
     import four_roles
 
-    from hocket.config import load_config
+    from hocket.read_config import load_config
     from hocket.run.cluster import cluster
     from hocket.run.prepare import RECIPES, check_input, prepare
 

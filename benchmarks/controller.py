@@ -23,9 +23,10 @@ from typing import Any, NamedTuple, cast
 
 import ray
 
-from hocket.config import Detached, RunConfig, load_config
+from hocket.config import Detached, RunConfig
 from hocket.data.proto import DataProto
 from hocket.observe.history import History
+from hocket.read_config import load_config
 from hocket.run.cluster import cluster
 from hocket.run.crew import Crew
 from hocket.run.flow import Flow, Lease

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from hocket.config import load_config
 from hocket.models.load import ModelSpec, load_causal_lm
 from hocket.models.policy import named_weights
 from hocket.observe.console import make_console
+from hocket.read_config import load_config
 from hocket.roles.build import build_maker, build_trainer
 from hocket.run.cluster import cluster
 from hocket.run.folder import RunFolder

@@ -28,7 +28,6 @@ from torch.nn.functional import pad
 from hocket import DataProto, NativeEngine, Sampling
 from hocket.algorithms.losses import value_loss
 from hocket.algorithms.reduce import Counts, masked
-from hocket.config import parse_config
 from hocket.data.schedule import PromptSchedule
 from hocket.data.schema import collate
 from hocket.errors import ConfigError
@@ -36,6 +35,7 @@ from hocket.models.load import CHARS, load_causal_lm, load_scalar_model, load_to
 from hocket.models.policy import token_logprobs
 from hocket.models.scalar import state_values
 from hocket.parallel.strategy import make_strategy
+from hocket.read_config import parse_config
 from hocket.rewards.model import ModelReward
 from hocket.roles.build import Blueprint
 from hocket.roles.optimizer import Optimizer

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.algorithms.presets import GRPO, PPO, Algorithm, DrGRPO
-    from hocket.config import Colocated, Detached, Local, RunConfig, load_config, parse_config
+    from hocket.config import Colocated, Detached, Local, RunConfig
     from hocket.data.proto import DataProto
     from hocket.errors import HocketError
+    from hocket.read_config import load_config, parse_config
     from hocket.roles.maker import Maker
     from hocket.roles.trainer import Trainer
     from hocket.rollout.engine import RolloutEngine, Sampling
@@ -37,8 +38,8 @@ _HOMES = {
     "RunConfig": "hocket.config",
     "Sampling": "hocket.rollout.engine",
     "Trainer": "hocket.roles.trainer",
-    "load_config": "hocket.config",
-    "parse_config": "hocket.config",
+    "load_config": "hocket.read_config",
+    "parse_config": "hocket.read_config",
     "train": "hocket.run.train",
 }
 

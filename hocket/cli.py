@@ -40,7 +40,7 @@ def train(
     Examples: hocket train; hocket train recipe.yaml seed=1 placement=local;
     hocket train "placement=detached(makers=2)" trainer.max_steps=50
     """
-    from hocket.config import load_config
+    from hocket.read_config import load_config
 
     config = load_config(*_recipe(words or []))
     signal.signal(signal.SIGINT, _leave)  # some libraries swallow a Ctrl-C while they are imported
@@ -67,7 +67,7 @@ def train(
 @app.command(context_settings=_PASS_ON)
 def config(words: Overrides = None) -> None:
     """Print the resolved config: every key that there is, with its value."""
-    from hocket.config import load_config
+    from hocket.read_config import load_config
 
     typer.echo(load_config(*_recipe(words or [])).to_yaml(), nl=False)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from hocket.config import RunConfig, load_config
+from hocket.config import RunConfig
 from hocket.errors import ConfigError, DataError
 from hocket.observe.metrics import read_metrics
+from hocket.read_config import load_config
 from hocket.run.checkpoint import newest
 from hocket.run.flow import Key, Versions
 from hocket.run.programs import replayed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hocket.config import parse_config
+from hocket.read_config import parse_config
 from hocket.roles.build import build_maker, build_trainer
 from hocket.run.prepare import check_input, prepare
 from hocket.weights.transport import InProcess

@@ -38,8 +38,9 @@ import pytest
 from play_python import check_text, play_python
 
 import hocket.cli
-from hocket.config import RunConfig, known_keys, load_config
+from hocket.config import RunConfig
 from hocket.data.prompts import read_prompts
+from hocket.read_config import known_keys, load_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page: page.relative_to(ROOT).as_posix() for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])}

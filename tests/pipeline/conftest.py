@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from chaos import Started
 
-from hocket.config import parse_config
+from hocket.read_config import parse_config
 
 SETTINGS = {
     "seed": 5,

@@ -127,7 +127,7 @@ def harm_of(case, nodes, hold, found):
 
 
 def main(case):
-    from hocket.config import parse_config
+    from hocket.read_config import parse_config
     from hocket.run.audit import audit
     from hocket.run.train import train
 

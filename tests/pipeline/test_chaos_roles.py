@@ -275,7 +275,7 @@ def test_c29_two_runs_on_one_cluster_do_not_touch_each_other(make_config, ray_ad
 
 RUNNER = """
 import json, sys
-from hocket.config import parse_config
+from hocket.read_config import parse_config
 from hocket.run.train import train
 print(train(parse_config(json.loads(sys.stdin.read())))["weights_sha256"])
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.config import load_config
+from hocket.read_config import load_config
 from hocket.run.train import train
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

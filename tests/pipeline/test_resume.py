@@ -18,7 +18,7 @@ STEPS = 6
 BASE = {"trainer": {"max_steps": STEPS, "schedule": "cosine"}, "checkpoint": {"every": 1, "keep_last": None}}
 RUNNER = """
 import json, sys
-from hocket.config import parse_config
+from hocket.read_config import parse_config
 from hocket.run.train import train
 train(parse_config(json.loads(sys.stdin.read())))
 """

@@ -144,7 +144,7 @@ def test_a_folder_whose_checkpoints_are_all_damaged_is_refused(run, stopped):
 
 RUNNER = """
 import json, sys
-from hocket.config import parse_config
+from hocket.read_config import parse_config
 from hocket.run.train import train
 train(parse_config(json.loads(sys.stdin.read())))
 """

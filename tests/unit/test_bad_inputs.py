@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.config import load_config
 from hocket.errors import ConfigError, RewardError
+from hocket.read_config import load_config
 from hocket.rewards.adapters import load_reward
 
 BASE = "model: {name: m}\ndata: {path: p.csv}\nreward: exact\n"

@@ -8,8 +8,9 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from hocket.algorithms.correction import CORRECTIONS
-from hocket.config import Colocated, Detached, Local, RunConfig, known_keys, load_config, parse_config
+from hocket.config import Colocated, Detached, Local, RunConfig
 from hocket.errors import ConfigError
+from hocket.read_config import known_keys, load_config, parse_config
 
 BASE = {"model": {"name": "some/model"}, "data": {"path": "prompts.csv"}, "reward": "exact"}
 

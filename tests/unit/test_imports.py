@@ -26,6 +26,7 @@ _WORKERS = _ROLES | {"roles", "single_controller", "waiting"}
 MAY_SEE: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors", "observe"},
+    "read_config": {"config", "errors"},
     "observe": {"errors"},
     "algorithms": {"errors"},
     "data": _BASE,
@@ -38,8 +39,8 @@ MAY_SEE: dict[str, set[str]] = {
     "single_controller": {"data", "errors", "observe", "waiting"},
     "roles": _ROLES,
     "workers": _WORKERS,
-    "run": _WORKERS | {"workers"},
-    "cli": _WORKERS | {"workers", "run"},
+    "run": _WORKERS | {"workers", "read_config"},
+    "cli": _WORKERS | {"workers", "run", "read_config"},
     "__main__": {"cli"},
     "recipes": set(),
     "__init__": set(),

@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 
-from hocket.config import parse_config
 from hocket.errors import ConfigError, DataError
 from hocket.models.load import (
     ModelSpec,
@@ -20,6 +19,7 @@ from hocket.models.load import (
     named_stop_ids,
     save_hf,
 )
+from hocket.read_config import parse_config
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hocket.config import known_keys, parse_config
 from hocket.observe.redact import HIDDEN, is_secret, redacted, redacted_command
+from hocket.read_config import known_keys, parse_config
 from hocket.run.access import may_travel
 
 SECRETS = ["WANDB_API_KEY", "HF_TOKEN", "MY_SECRET_X", "DB_PASSWORD", "SSH_KEYS", "api_key", "apikey", "hf_token"]

@@ -5,9 +5,9 @@ import pickle
 import pytest
 
 from hocket.algorithms.presets import build
-from hocket.config import parse_config
 from hocket.models.load import save_hf
 from hocket.models.policy import named_weights
+from hocket.read_config import parse_config
 from hocket.rewards.adapters import load_reward
 from hocket.roles.build import Blueprint, build_maker, build_trainer
 from hocket.weights.manifest import weights_sha256

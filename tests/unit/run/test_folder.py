@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hocket.config import load_config, parse_config
 from hocket.errors import ConfigError
+from hocket.read_config import load_config, parse_config
 from hocket.run.folder import RunFolder
 
 
