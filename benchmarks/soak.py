@@ -56,7 +56,7 @@ def flat(folder: Path, options: argparse.Namespace) -> bool:
     """So many steps: the slope of each role's memory after a quarter of the time, its files and threads."""
     placement = options.placement or "detached(makers=2)"
     run, process = start(folder / "run", f"placement={placement}", f"trainer.max_steps={options.steps}")
-    seen = list(watch(run, process, options.every))
+    seen = list(watch(run, process, options))
     summary = ended(run, process)
     print(f"{summary['steps']} steps in {summary['seconds']:.0f} s, {placement}")
     print("role          MiB   MB/min   files       threads")
@@ -147,7 +147,7 @@ def ended(run: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def watch(
-    run: Path, process: subprocess.Popen[bytes], every: float
+    run: Path, process: subprocess.Popen[bytes], options: argparse.Namespace
 ) -> Iterator[tuple[float, dict[str, tuple[int, int, int]]]]:
     """Seconds, and private memory in bytes, open files and threads of each role, as long as the run goes on."""
     began = time.monotonic()
@@ -162,9 +162,9 @@ def watch(
                 found[role] = (memory.rss - memory.shared, one.num_fds(), one.num_threads())
             except psutil.Error:
                 continue
-        if trained(run):
+        if 0 < trained(run) < options.steps - 1:  # not while all is taken down
             yield time.monotonic() - began, found
-        time.sleep(every)
+        time.sleep(options.every)
 
 
 def facts(run: Path, role: str) -> list[dict[str, Any]]:

@@ -84,9 +84,15 @@ class Nodes:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.add() for _ in range(number)]
         self.cluster.wait_for_nodes()
+        self.late = None
 
     def add(self):
         return self.cluster.add_node(**self._options)
+
+    def join(self):
+        """One more node, from any thread; it goes with the program."""
+        command = [Path(sys.executable).with_name("ray"), "start", f"--address={self.cluster.address}", "--block"]
+        self.late = subprocess.Popen([*command, "--num-cpus=1", "--num-gpus=0"], stdout=subprocess.DEVNULL)
 
     def of(self, run, role):
         """The node on which that role is, and its raylet."""
@@ -112,7 +118,7 @@ def harm_of(case, nodes, hold, found):
                 hold.unlink()
                 until(lambda: count(run, "trained") >= steps + 2, timeout=60, pause=0.01)  # with fewer makers
                 hold.touch()
-                nodes.add()
+                nodes.join()
             else:
                 raylet.send_signal(signal.SIGSTOP if "stopped" in case else signal.SIGKILL)
                 if "stopped" not in case:
@@ -161,6 +167,9 @@ def main(case):
         digests = ("weights_sha256", "optimizer_sha256")
         found["equal"] = all(summary[d] == calm[d] for d in digests) and learned(run) == learned(f"{folder}/calm")
         found |= {"residual": residual(summary), "violations": audit(Path(run)).violations}
+        if nodes.late is not None:
+            nodes.late.terminate()
+            nodes.late.wait(30)
         nodes.cluster.shutdown()
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -23,8 +23,8 @@ def test_files_and_threads_stay_as_they_are():
     rows = {words[0]: words for words in map(str.split, lines[2:])}
     assert set(rows) == {"driver", "maker-0", "maker-1", "trainer-0"}
     for role, (_, _, _, fewest, _, most, few, _, many) in rows.items():
-        assert int(most) - int(fewest) < 20, f"files of {role}"
-        assert int(many) - int(few) < 20, f"threads of {role}"
+        assert int(most) - int(fewest) < 12, f"files of {role}"
+        assert int(many) - int(few) < 12, f"threads of {role}"
 
 
 @pytest.mark.ray
