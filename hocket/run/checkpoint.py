@@ -237,6 +237,17 @@ def newest_timeline(folder: Path) -> int:
         return -1
 
 
+def abandon_after(folder: Path, step: int) -> list[str]:
+    """Put the checkpoints behind `step` out of the way: the run goes another way from there. Returns their names."""
+    later = [path for path in sorted(folder.glob("step_" + "[0-9]" * 6)) if _step(path) > step]
+    if later:
+        aside = folder / f"abandoned_{newest_timeline(folder):03d}"
+        aside.mkdir(exist_ok=True)
+        for path in later:
+            path.rename(aside / path.name)
+    return [path.name for path in later]
+
+
 def clear_leftovers(folder: Path) -> None:
     """Remove what killed writers left. One that was to make room for another, which never came, is put back."""
     for old in folder.glob("step_*.tmp-old"):

@@ -18,7 +18,7 @@ from hocket.observe.metrics import MetricsWriter, diagnose, read_metrics
 from hocket.observe.report import write_report
 from hocket.observe.trace import Span, TraceFile, Tracer
 from hocket.roles.maker import Report
-from hocket.run.checkpoint import Checkpoints, Saved, Saves, newest
+from hocket.run.checkpoint import Checkpoints, Saved, Saves, abandon_after, newest
 from hocket.run.flow import Books, Flow, Lease
 from hocket.run.folder import RunFolder
 from hocket.run.prepare import Prepared
@@ -53,6 +53,8 @@ class Session:
         self._prepared, self._saved = prepared, saved
         self._history = History(folder.path / "history" / "driver.jsonl")
         self.checkpoints = Checkpoints(folder.checkpoints, config.checkpoint, say=console.note)
+        if saved is not None and self._own(saved) and (gone := abandon_after(folder.checkpoints, saved.step)):
+            console.note(f"{', '.join(gone)} are put aside: the run goes on from {saved.path.name}")
         self.flow = self._flow()
         self.checkpoints.fence(self.flow.timeline)
         self._books: Books | None = None

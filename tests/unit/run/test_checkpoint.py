@@ -13,7 +13,14 @@ from checkpoint_crash import KILLED, Writer, books, crash, write
 
 from hocket.config import CheckpointSection
 from hocket.errors import CheckpointError, DataLost
-from hocket.run.checkpoint import Checkpoints, clear_leftovers, newest, newest_timeline, read_checkpoint
+from hocket.run.checkpoint import (
+    Checkpoints,
+    abandon_after,
+    clear_leftovers,
+    newest,
+    newest_timeline,
+    read_checkpoint,
+)
 
 
 def make(folder, *, timeline=0, say=print, **section):
@@ -356,3 +363,12 @@ def test_a_folder_that_may_not_be_written(tmp_path):
     checkpoints.begin(books(1), Writer("x"), metrics={}, prompts="")
     with pytest.raises(CheckpointError, match="cannot write checkpoint"):
         checkpoints.poll(wait=True)
+
+
+def test_a_run_that_goes_back_puts_later_checkpoints_aside(tmp_path):
+    for step in (1, 2, 3):
+        (tmp_path / f"step_{step:06d}").mkdir()
+    (tmp_path / "FENCE").write_text("4\n")
+    assert abandon_after(tmp_path, 1) == ["step_000002", "step_000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["FENCE", "abandoned_004", "step_000001"]
+    assert abandon_after(tmp_path, 1) == []
