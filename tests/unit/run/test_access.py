@@ -116,7 +116,7 @@ def test_our_own_token_is_for_us_alone(environ):
 
 
 def test_our_own_token_goes_with_the_process():
-    code = "import os; from hocket.run.access import own_token; own_token().__enter__(); print(os.environ[{!r}])"
+    code = "import os; from hocket.run.access import own_token; held = own_token(); held.__enter__(); print(os.environ[{!r}])"
     code = code.format("RAY_AUTH_TOKEN_PATH")
     bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     done = subprocess.run(
