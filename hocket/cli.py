@@ -44,6 +44,10 @@ def train(
 
     config = load_config(*_recipe(words or []))
     signal.signal(signal.SIGINT, _leave)  # some libraries swallow a Ctrl-C while they are imported
+    if config.ray.address is not None:
+        from hocket.run.access import come_with_token
+
+        come_with_token(config.ray.address, insecure=config.ray.allow_insecure_cluster)
     from hocket.observe.console import ledger_line
     from hocket.run.train import check, train  # heavy: only when the config is right
 

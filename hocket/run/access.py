@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,14 @@ def demand_version(found: str) -> None:
     if numbers < OLDEST_RAY:
         wanted = ".".join(map(str, OLDEST_RAY))
         raise PlacementError(f"Ray {found} is installed, wanted {wanted} or newer; pip install -U 'ray>={wanted}'")
+
+
+def come_with_token(address: str, *, insecure: bool) -> None:
+    """Have Ray use the token that there is, at an explicit address too. It reads that once, when it is imported: call
+    this before, as the command does. Raises PlacementError as `admit` does.
+    """
+    if admit(address, insecure=insecure) and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def admit(address: str, *, insecure: bool) -> bool:

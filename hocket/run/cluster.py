@@ -7,19 +7,18 @@ import math
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import torch
 
 from hocket.config import Bundle
 from hocket.errors import PlacementError
-from hocket.run.access import admit, demand_version, only_known_variables, own_token, token_source
+from hocket.run.access import come_with_token, demand_version, only_known_variables, own_token, token_source
 from hocket.run.signals import uninterrupted
 
 
@@ -42,8 +41,8 @@ def cluster(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the waiting loop raises them, in words
-    if address is not None and admit(address, insecure=insecure):
-        _come_with_token()
+    if address is not None:
+        come_with_token(address, insecure=insecure)
     import ray
 
     demand_version(ray.__version__)
@@ -60,17 +59,6 @@ def cluster(
     else:
         with _private(cpus=math.ceil(total(bundles)["CPU"]), variables=variables) as where:
             yield where
-
-
-def _come_with_token() -> None:
-    """Before Ray is imported, or by Ray's own way of changing its mind: it reads the mode once."""
-    if os.environ.get("RAY_AUTH_MODE"):
-        return
-    os.environ["RAY_AUTH_MODE"] = "token"
-    if "ray" in sys.modules:
-        from ray import _raylet
-
-        cast(Any, _raylet).Config.initialize("")
 
 
 @contextmanager

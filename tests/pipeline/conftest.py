@@ -55,6 +55,7 @@ def ray_address(tmp_path_factory):
     """Address of a cluster with 4 logical CPUs and no GPU, which lives as long as the tests."""
     token = tmp_path_factory.mktemp("token") / "token"
     token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
     from ray.cluster_utils import Cluster
 

@@ -77,18 +77,20 @@ def test_a_killed_trainer_goes_back_to_its_checkpoint_and_says_what_that_cost(di
     assert [fact["fact"] for fact in facts(summary["folder"], "trainer-0")].count("restored") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_without_a_checkpoint_begins_again(disturbed):
     _, text, _ = disturbed([Fault(4, 0.0, "trainer-0")], checkpoint={"every": None})
     assert "training goes on from the start; " in text
 
 
+@pytest.mark.slow
 def test_all_makers_at_once(disturbed):
     summary, _, chaos = disturbed([Fault(4, 0.0, "maker-0"), Fault(4, 0.0, "maker-1")])
     assert len(chaos.done) == 2
     assert summary["ledger"]["ledger/maker_lost"] > 0
 
 
-@pytest.mark.parametrize("role", ["maker-0", "trainer-0"])
+@pytest.mark.parametrize("role", ["maker-0", pytest.param("trainer-0", marks=pytest.mark.slow)])
 def test_a_stopped_process_is_found_by_its_deadline_and_can_do_no_harm_later(disturbed, role):
     """SIGSTOP: Ray notices nothing. The process comes back when others have its place, and is gone or refused."""
     faults = [Fault(4, 0.0, role, signal.SIGSTOP)]

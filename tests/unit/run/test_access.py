@@ -116,8 +116,8 @@ def test_our_own_token_is_for_us_alone(environ):
 
 
 def test_our_own_token_goes_with_the_process():
-    code = "import os; from hocket.run.access import own_token; held = own_token(); held.__enter__(); print(os.environ[{!r}])"
-    code = code.format("RAY_AUTH_TOKEN_PATH")
+    code = "import os; from hocket.run.access import own_token; held = own_token(); held.__enter__(); "
+    code += "print(os.environ['RAY_AUTH_TOKEN_PATH'])"
     bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     done = subprocess.run(
         [sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=30, check=True
