@@ -25,20 +25,16 @@ def check_options(options: Mapping[str, Any], table: Mapping[str, Wanted]) -> No
 
 def whole(least: int) -> Wanted:
     """A whole number of at least so much."""
-    return (
-        f"a whole number of {least} or more",
-        lambda value: isinstance(value, Integral) and not isinstance(value, bool) and value >= least,
-    )
+    return f"a whole number of {least} or more", lambda value: _is(value, Integral) and value >= least
 
 
 def number(words: str, fits: Callable[[float], bool]) -> Wanted:
     """A finite number that fits."""
-    return (
-        words,
-        lambda value: (
-            isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and fits(float(value))
-        ),
-    )
+    return words, lambda value: _is(value, Real) and math.isfinite(value) and fits(float(value))
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)  # Python counts it as an int
 
 
 def optional(wanted: Wanted) -> Wanted:
@@ -62,20 +58,16 @@ def instances(kind: type) -> Wanted:
 
 def names(*, least: int) -> Wanted:
     """A list of so many names or more."""
-    words = "a list of actors' names, in quotes" if not least else "a list of the names of one or more actors"
     return (
-        words,
-        lambda value: (
-            isinstance(value, Sequence)
-            and not isinstance(value, str)
-            and len(cast(Sequence[Any], value)) >= least
-            and all(isinstance(one, str) and one for one in cast(Sequence[Any], value))
-        ),
+        f"a list of {least} or more names of actors",
+        lambda value: instances(str)[1](value) and not isinstance(value, str) and len(value) >= least,
     )
 
 
 def _is_algorithm(value: Any) -> bool:
-    return not isinstance(value, type) and all(hasattr(value, name) for name in ("needs", "credit", "loss"))
+    return not isinstance(value, type) and all(
+        hasattr(value, name) for name in ("needs", "group_baseline", "credit", "loss")
+    )
 
 
 def _is_place(value: Any) -> bool:

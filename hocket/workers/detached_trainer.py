@@ -13,11 +13,11 @@ import torch
 
 from hocket.data.experience import Experience, make_experience_batch, split_experience_batch
 from hocket.data.proto import DataProto
-from hocket.errors import BatchError, ConfigError, PlacementError, WorkerDied
+from hocket.errors import BatchError, PlacementError, WorkerDied
 from hocket.roles.intake import DEFAULT_LIMIT, Ack, Grant, Intake
 from hocket.single_controller.decorator import concurrency
 from hocket.workers.callbacks import TrainerCallback, notify
-from hocket.workers.checks import check_options, whole
+from hocket.workers.checks import SHARED, Wanted, check_options, choice, instances, names, optional, whole
 from hocket.workers.naming import Patience, actor_name, connector, speak
 from hocket.workers.peers import Connect, Peer
 from hocket.workers.reports import FAILED, TrainerReport, death, failure, with_failed
@@ -25,7 +25,15 @@ from hocket.workers.reports import FAILED, TrainerReport, death, failure, with_f
 _LOG = logging.getLogger("hocket")
 TRAINER_GROUPS = {"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "model_io": 1, "compute": 1}
 REPLAYS = ("batches", "rows")
-_COUNTS = dict.fromkeys(("total_steps", "update_steps", "train_epochs"), whole(1))
+TRAINER_OPTIONS = SHARED | {
+    "experience_maker_holder_name_list": names(least=0),
+    "train_batch_size": whole(1),
+    "buffer_limit": optional(whole(0)),
+    "callbacks": instances(TrainerCallback),
+    "max_staleness": optional(whole(0)),
+    "replay": choice(REPLAYS),
+}
+_COUNTS: dict[str, Wanted] = dict.fromkeys(("total_steps", "update_steps", "train_epochs"), whole(1))
 
 
 class DetachedTrainer(ABC):
@@ -59,8 +67,7 @@ class DetachedTrainer(ABC):
         namespace: str | None = None,
         connect: Connect | None = None,
     ) -> None:
-        if replay not in REPLAYS:
-            raise ConfigError(f"replay={replay!r} is unknown; known are {', '.join(REPLAYS)}")
+        self.check_arguments(locals())
         self.name = name or actor_name("trainer")
         speak()
         self.version = 0
@@ -83,6 +90,11 @@ class DetachedTrainer(ABC):
         self._own_messages = count(1)
         if debug:
             _LOG.setLevel(logging.DEBUG)
+
+    @classmethod
+    def check_arguments(cls, arguments: Mapping[str, Any]) -> None:
+        """What can be found wrong before an actor starts; see ActorClass.remote. Raises ConfigError."""
+        check_options(arguments, TRAINER_OPTIONS)
 
     # --- to be written by a subclass -----------------------------------------------------------------------
 

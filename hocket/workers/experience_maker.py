@@ -26,7 +26,7 @@ from hocket.rewards.adapters import load_reward
 from hocket.rewards.model import TokenReward
 from hocket.roles.maker import Maker
 from hocket.roles.outbox import Outbox
-from hocket.roles.routing import Router
+from hocket.roles.routing import ROUTES, Router
 from hocket.rollout.engine import Sampling
 from hocket.rollout.native import NativeEngine
 from hocket.single_controller.decorator import concurrency
@@ -34,7 +34,18 @@ from hocket.weights.object_store import ObjectStore
 from hocket.weights.transport import Transport
 from hocket.workers.actors import ActorClass
 from hocket.workers.callbacks import MakerCallback, notify
-from hocket.workers.checks import FUNCTION, check_options, whole
+from hocket.workers.checks import (
+    FUNCTION,
+    NOT_NEGATIVE,
+    ROLE,
+    SHARED,
+    check_options,
+    choice,
+    instances,
+    names,
+    optional,
+    whole,
+)
 from hocket.workers.credits import Credits
 from hocket.workers.evaluators import ExperienceMakerPerformanceEvaluator
 from hocket.workers.factories import get_model_numel
@@ -48,6 +59,18 @@ from hocket.workers.reports import MakerReport, death, failure, with_failed
 from hocket.workers.strategies import StrategyChoice
 
 _LOG = logging.getLogger("hocket")
+MAKER_OPTIONS = (
+    SHARED
+    | ROLE
+    | {
+        "detached_trainer_name_list": names(least=1),
+        "kl_coef": optional(NOT_NEGATIVE),
+        "callbacks": instances(MakerCallback),
+        "group_size": whole(1),
+        "route": optional(choice(ROUTES)),
+        "arbitrate": optional(choice(["latest"])),
+    }
+)
 _COUNTS = {"dataloader_fn": FUNCTION, "num_epochs": whole(1), "num_steps": whole(0)}
 
 
@@ -98,8 +121,7 @@ class ExperienceMaker(MakerWorker):
         transport: Transport | None = None,
         **generate_kwargs: Any,
     ) -> None:
-        if update_lora_weights:
-            raise ConfigError("update_lora_weights is not there yet in the detached flow; leave it False")
+        self.check_arguments(locals())
         self.name = name or actor_name("maker")
         speak()
         self._trainers = list(detached_trainer_name_list)
@@ -115,7 +137,6 @@ class ExperienceMaker(MakerWorker):
         self._callbacks = list(callbacks)
         self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
         self._route = route or ("groups" if grouped else "round_robin")
-        Router(self._trainers, route=self._route)  # an unknown route is an error now
         self._seen = 0  # batches of all loops: what is drawn for a prompt depends on its number
         strategy_fn().check_maker(self._place[1])
         seed += self._place[0]
@@ -142,9 +163,9 @@ class ExperienceMaker(MakerWorker):
 
     @classmethod
     def check_arguments(cls, arguments: Mapping[str, Any]) -> None:
-        """What can be found wrong before an actor starts; see ActorClass.remote."""
-        if not arguments["detached_trainer_name_list"]:
-            raise ConfigError("detached_trainer_name_list is empty; name the trainers that get the experience")
+        """What can be found wrong before an actor starts; see ActorClass.remote. Raises ConfigError."""
+        check_options(arguments, MAKER_OPTIONS)
+        _kl_coef(arguments.get("kl_coef"), arguments.get("algorithm"))
         others = inspect.signature(cls.__init__).parameters
         generation_settings(arguments.get("generate_kwargs", {}), others=others)
 
