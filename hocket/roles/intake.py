@@ -87,7 +87,7 @@ class Intake:
         self._first_version = 0
         self._per_version: int | None = None
         self._waiting = False
-        self._ended: dict[str, str] = {}  # makers that send no more: why
+        self.ended: dict[str, str] = {}  # makers that send no more: why
         self._acks: dict[tuple[str, int], Ack] = {}
         self.feeders: set[str] = set()
         self.closed: str | None = None
@@ -101,7 +101,7 @@ class Intake:
         """`maker` will send samples, until it says `end`."""
         with self._changed:
             self.feeders.add(maker)
-            self._ended.pop(maker, None)
+            self.ended.pop(maker, None)
             self._acks = {key: ack for key, ack in self._acks.items() if key[0] != maker}  # its numbers begin anew
             self._changed.notify_all()
 
@@ -166,7 +166,7 @@ class Intake:
         """`maker` sends no more; credits that it still holds are void."""
         with self._changed:
             self.feeders.add(maker)
-            self._ended[maker] = why
+            self.ended[maker] = why
             lost = [ticket for ticket, holder in self._outstanding.items() if holder == maker]
             for ticket in lost:
                 del self._outstanding[ticket]
@@ -252,12 +252,12 @@ class Intake:
     def unfinished(self) -> list[str]:
         """The makers that have not ended."""
         with self._changed:
-            return sorted(self.feeders - set(self._ended))
+            return sorted(self.feeders - set(self.ended))
 
     @property
     def over(self) -> bool:
         """Whether every maker that feeds this trainer has ended, and there was one."""
-        return bool(self.feeders) and self.feeders <= set(self._ended)
+        return bool(self.feeders) and self.feeders <= set(self.ended)
 
     @property
     def outstanding(self) -> int:
@@ -271,7 +271,7 @@ class Intake:
 
     def state(self) -> str:
         """What is there and who is waited for, in words."""
-        late = sorted(self.feeders - set(self._ended))
+        late = sorted(self.feeders - set(self.ended))
         makers = ", ".join(late) if late else "no maker has joined" if not self.feeders else "all makers have ended"
         return f"{self._held()} of {self.batch_size} samples are there; still to send: {makers}"
 

@@ -14,6 +14,7 @@ from hocket.roles.intake import Grant
 from hocket.roles.routing import Router
 from hocket.workers.naming import Patience
 from hocket.workers.peers import Connect
+from hocket.workers.reports import death
 
 _LOG = logging.getLogger("hocket")
 _PATIENCE = 0.2  # seconds that a full trainer is waited for while another one has nothing to do
@@ -34,7 +35,10 @@ class Admitted:
 
 
 class Credits:
-    """Gets credits from the trainers of one maker before samples are made, and gives back what is not used."""
+    """Gets credits from the trainers of one maker before samples are made, and gives back what is not used.
+
+    `ended` are the trainers that take no more, and why.
+    """
 
     def __init__(self, maker: str, router: Router, connect: Connect, *, group_size: int, timeout: float) -> None:
         self._maker = maker
@@ -42,6 +46,7 @@ class Credits:
         self._connect = connect
         self._group_size = group_size
         self._timeout = timeout
+        self.ended: dict[str, str] = {}
 
     def get(self, prompts: int, *, lost: Mapping[str, str]) -> Admitted | None:
         """Wait until trainers want samples of some of the prompts; None when no trainer is left.
@@ -55,7 +60,7 @@ class Credits:
             if any(grant.ended for grant in grants.values()):
                 self._give_back(grants, {})
                 for trainer in [name for name, grant in grants.items() if grant.ended]:
-                    self._router.drop(trainer)
+                    self._drop(trainer)
                 continue
             hungry = [name for name, grant in grants.items() if grant.hungry]
             if hungry and time.monotonic() - began > _PATIENCE and not all(g.samples for g in grants.values()):
@@ -85,7 +90,15 @@ class Credits:
             return self._connect(trainer).call(method, *args)
         except WorkerDied as error:
             _LOG.warning("%s goes on without %s: %s", self._maker, trainer, error.message)
+            self.ended[trainer] = death(error.message)
             return otherwise
+
+    def _drop(self, trainer: str) -> None:
+        """Deal it no more; it says itself why."""
+        if trainer not in self.ended:
+            why = self._call(trainer, "closed", otherwise=None)
+            self.ended.setdefault(trainer, why or "it has ended")
+        self._router.drop(trainer)
 
     def _ask(self, deal: Sequence[str]) -> dict[str, Grant]:
         shares = Counter(deal)
@@ -119,6 +132,7 @@ class Credits:
         for trainer in list(self._router.targets):
             if (why := lost.get(trainer) or self._connect(trainer).lost()) is not None:
                 _LOG.warning("%s goes on without %s: %s", self._maker, trainer, why)
+                self.ended[trainer] = death(why)
                 self._router.drop(trainer)
         return bool(self._router.targets)
 

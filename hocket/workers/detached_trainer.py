@@ -13,17 +13,27 @@ import torch
 
 from hocket.data.experience import Experience, make_experience_batch, split_experience_batch
 from hocket.data.proto import DataProto
-from hocket.errors import BatchError, ConfigError, PlacementError, WorkerDied
+from hocket.errors import BatchError, PlacementError, WorkerDied
 from hocket.roles.intake import DEFAULT_LIMIT, Ack, Grant, Intake
 from hocket.single_controller.decorator import concurrency
 from hocket.workers.callbacks import TrainerCallback, notify
+from hocket.workers.checks import SHARED, Wanted, check_options, choice, instances, names, optional, whole
 from hocket.workers.naming import Patience, actor_name, connector, speak
 from hocket.workers.peers import Connect, Peer
-from hocket.workers.reports import TrainerReport
+from hocket.workers.reports import FAILED, TrainerReport, death, failure, with_failed
 
 _LOG = logging.getLogger("hocket")
 TRAINER_GROUPS = {"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "model_io": 1, "compute": 1}
 REPLAYS = ("batches", "rows")
+TRAINER_OPTIONS = SHARED | {
+    "experience_maker_holder_name_list": names(least=0),
+    "train_batch_size": whole(1),
+    "buffer_limit": optional(whole(0)),
+    "callbacks": instances(TrainerCallback),
+    "max_staleness": optional(whole(0)),
+    "replay": choice(REPLAYS),
+}
+_COUNTS: dict[str, Wanted] = dict.fromkeys(("total_steps", "update_steps", "train_epochs"), whole(1))
 
 
 class DetachedTrainer(ABC):
@@ -57,8 +67,7 @@ class DetachedTrainer(ABC):
         namespace: str | None = None,
         connect: Connect | None = None,
     ) -> None:
-        if replay not in REPLAYS:
-            raise ConfigError(f"replay={replay!r} is unknown; known are {', '.join(REPLAYS)}")
+        self.check_arguments(locals())
         self.name = name or actor_name("trainer")
         speak()
         self.version = 0
@@ -81,6 +90,11 @@ class DetachedTrainer(ABC):
         self._own_messages = count(1)
         if debug:
             _LOG.setLevel(logging.DEBUG)
+
+    @classmethod
+    def check_arguments(cls, arguments: Mapping[str, Any]) -> None:
+        """What can be found wrong before an actor starts; see ActorClass.remote. Raises ConfigError."""
+        check_options(arguments, TRAINER_OPTIONS)
 
     # --- to be written by a subclass -----------------------------------------------------------------------
 
@@ -112,8 +126,8 @@ class DetachedTrainer(ABC):
         """Before the first step of `fit`: connect to the makers."""
         feeds = self._ask(self.update_target_holder_list(), "sends_to", self.name)
         self.buffer.expect([name for name, does in feeds.items() if does])
-        makers = ", ".join(self._maker_names) or "nobody"
-        _LOG.info("%s sends weights to %s; experience comes from %s", self.name, makers, self.buffer.unfinished())
+        makers, feeders = (", ".join(some) or "nobody" for some in (self._maker_names, self.buffer.unfinished()))
+        _LOG.info("%s sends weights to %s; experience comes, so far, from %s", self.name, makers, feeders)
 
     def _finish(self) -> None:  # noqa: B027  a subclass may need it
         """After the last step of `fit`."""
@@ -161,6 +175,8 @@ class DetachedTrainer(ABC):
     @concurrency("buffer_append")
     def end(self, maker: str, why: str) -> None:
         """See Intake."""
+        if why.startswith(FAILED):
+            _LOG.warning("%s goes on without %s: %s", self.name, maker, why)
         self.buffer.end(maker, why)
 
     # --- what users call -----------------------------------------------------------------------------------
@@ -214,51 +230,57 @@ class DetachedTrainer(ABC):
 
         A step takes one batch as soon as it is there. With `train_epochs` above 1, the batches of an episode are
         trained again so many times in all. The last episode may be shorter; fewer steps are made only when all makers
-        have ended and nothing is left, not even a batch that is not full. What is returned says why it ended.
+        have ended and nothing is left, not even a batch that is not full. What is returned says why it ended. However
+        it ends, the makers learn why. Raises ConfigError for a count below 1.
 
         It may be called again, before the makers' next loops: until then it says to them that it has ended.
         """
-        if min(total_steps, update_steps, train_epochs) < 1:
-            raise ConfigError(
-                f"found total_steps={total_steps}, update_steps={update_steps}, train_epochs={train_epochs}; "
-                "wanted 1 or more of each"
-            )
         report = TrainerReport(self.name)
-        why = "it failed"
         try:
             if self.buffer.closed:  # by a fit before this one
                 self.buffer = self.buffer.fresh()
+            counts = {"total_steps": total_steps, "update_steps": update_steps, "train_epochs": train_epochs}
+            check_options(counts, _COUNTS)
             self.buffer.plan(update_steps * self.buffer.batch_size, version=self.version)
             notify(self.callbacks, "on_fit_start")
             self._begin()
-            for episode in count():
-                wanted = min(update_steps, total_steps - report.steps)
-                notify(self.callbacks, "on_episode_start", episode)
-                made = self._learn(wanted, train_epochs, report)
-                if made:
-                    notify(self.callbacks, "on_update_start")
-                    self.version += 1
-                    self._update_remote_makers()
-                    self.buffer.advance(self.version)
-                    notify(self.callbacks, "on_update_end")
-                notify(self.callbacks, "on_episode_end", episode)
-                if made < wanted:
-                    report.ended_by = "all its makers have ended"
-                if made < wanted or report.steps == total_steps:
-                    break
+            self._run_episodes(total_steps, update_steps, train_epochs, report=report)
             self._finish()
             notify(self.callbacks, "on_fit_end")
-            why = report.ended_by
+        except BaseException as error:
+            report.ended_by = failure(error)
+            raise
         finally:
-            left = self.buffer.close(why)
-            self._close()
+            self._conclude(report)
+        return report
+
+    def _run_episodes(self, total_steps: int, update_steps: int, train_epochs: int, *, report: TrainerReport) -> None:
+        for episode in count():
+            wanted = min(update_steps, total_steps - report.steps)
+            notify(self.callbacks, "on_episode_start", episode)
+            made = self._learn(wanted, train_epochs, report)
+            if made:
+                notify(self.callbacks, "on_update_start")
+                self.version += 1
+                self._update_remote_makers()
+                self.buffer.advance(self.version)
+                notify(self.callbacks, "on_update_end")
+            notify(self.callbacks, "on_episode_end", episode)
+            if made < wanted:
+                report.ended_by = "all its makers have ended"
+            if made < wanted or report.steps == total_steps:
+                return
+
+    def _conclude(self, report: TrainerReport) -> None:
+        """Take no more, tell the makers why, and complete the report."""
+        report.ended_by = with_failed(report.ended_by, dict(self.buffer.ended))
+        if left := self.buffer.close(report.ended_by):
+            report.left[f"in the buffer when {self.name} ended"] += left
         report.version = self.version
         report.trained, report.refused = self.buffer.trained, self.buffer.refused
         report.accepted = self.buffer.accepted
-        if left:
-            report.left[f"in the buffer when {self.name} ended"] += left
-        _LOG.info("%s made %d steps on %d samples: %s", self.name, report.steps, report.trained, why)
-        return report
+        _LOG.info("%s made %d steps on %d samples: %s", self.name, report.steps, report.trained, report.ended_by)
+        self._close()
 
     def update_target_holder_list(self) -> list[Peer]:
         """The makers that get weights from here."""
@@ -324,4 +346,4 @@ class DetachedTrainer(ABC):
         for name in self.buffer.unfinished():
             if (why := self._connect(name).lost()) is not None:
                 _LOG.warning("%s goes on without %s: %s", self.name, name, why)
-                self.buffer.end(name, f"it died: {why}")
+                self.buffer.end(name, death(why))

@@ -26,7 +26,7 @@ from hocket.rewards.adapters import load_reward
 from hocket.rewards.model import TokenReward
 from hocket.roles.maker import Maker
 from hocket.roles.outbox import Outbox
-from hocket.roles.routing import Router
+from hocket.roles.routing import ROUTES, Router
 from hocket.rollout.engine import Sampling
 from hocket.rollout.native import NativeEngine
 from hocket.single_controller.decorator import concurrency
@@ -34,6 +34,18 @@ from hocket.weights.object_store import ObjectStore
 from hocket.weights.transport import Transport
 from hocket.workers.actors import ActorClass
 from hocket.workers.callbacks import MakerCallback, notify
+from hocket.workers.checks import (
+    FUNCTION,
+    NOT_NEGATIVE,
+    ROLE,
+    SHARED,
+    check_options,
+    choice,
+    instances,
+    names,
+    optional,
+    whole,
+)
 from hocket.workers.credits import Credits
 from hocket.workers.evaluators import ExperienceMakerPerformanceEvaluator
 from hocket.workers.factories import get_model_numel
@@ -43,10 +55,23 @@ from hocket.workers.maker_worker import MAKER_GROUPS, MakerWorker
 from hocket.workers.naming import actor_name, connector, speak
 from hocket.workers.peers import Connect
 from hocket.workers.record import RunRecord
-from hocket.workers.reports import MakerReport
+from hocket.workers.reports import MakerReport, death, failure, with_failed
 from hocket.workers.strategies import StrategyChoice
 
 _LOG = logging.getLogger("hocket")
+MAKER_OPTIONS = (
+    SHARED
+    | ROLE
+    | {
+        "detached_trainer_name_list": names(least=1),
+        "kl_coef": optional(NOT_NEGATIVE),
+        "callbacks": instances(MakerCallback),
+        "group_size": whole(1),
+        "route": optional(choice(ROUTES)),
+        "arbitrate": optional(choice(["latest"])),
+    }
+)
+_COUNTS = {"dataloader_fn": FUNCTION, "num_epochs": whole(1), "num_steps": whole(0)}
 
 
 @dataclass(frozen=True)
@@ -96,8 +121,7 @@ class ExperienceMaker(MakerWorker):
         transport: Transport | None = None,
         **generate_kwargs: Any,
     ) -> None:
-        if update_lora_weights:
-            raise ConfigError("update_lora_weights is not there yet in the detached flow; leave it False")
+        self.check_arguments(locals())
         self.name = name or actor_name("maker")
         speak()
         self._trainers = list(detached_trainer_name_list)
@@ -113,7 +137,6 @@ class ExperienceMaker(MakerWorker):
         self._callbacks = list(callbacks)
         self._record = RunRecord(run_dir, self.name) if run_dir is not None else None
         self._route = route or ("groups" if grouped else "round_robin")
-        Router(self._trainers, route=self._route)  # an unknown route is an error now
         self._seen = 0  # batches of all loops: what is drawn for a prompt depends on its number
         strategy_fn().check_maker(self._place[1])
         seed += self._place[0]
@@ -140,9 +163,9 @@ class ExperienceMaker(MakerWorker):
 
     @classmethod
     def check_arguments(cls, arguments: Mapping[str, Any]) -> None:
-        """What can be found wrong before an actor starts; see ActorClass.remote."""
-        if not arguments["detached_trainer_name_list"]:
-            raise ConfigError("detached_trainer_name_list is empty; name the trainers that get the experience")
+        """What can be found wrong before an actor starts; see ActorClass.remote. Raises ConfigError."""
+        check_options(arguments, MAKER_OPTIONS)
+        _kl_coef(arguments.get("kl_coef"), arguments.get("algorithm"))
         others = inspect.signature(cls.__init__).parameters
         generation_settings(arguments.get("generate_kwargs", {}), others=others)
 
@@ -174,41 +197,56 @@ class ExperienceMaker(MakerWorker):
 
         `dataloader_fn` is called here, with (rank, number of makers) when it takes two arguments. It returns an
         iterable of batches: token ids (B, P) without padding; a dict with `input_ids` and `attention_mask`, whose
-        further columns go to the reward; or PROMPTS. It ends early when all trainers have ended.
+        further columns go to the reward; or PROMPTS. It ends early when all trainers have ended. However it ends, the
+        trainers learn why. Raises ConfigError for a count that is no whole number, or too low.
         """
         torch.set_num_threads(self._threads)
         report = MakerReport(self.name)
         router = Router(self._trainers, route=self._route)
         credits = Credits(self.name, router, self._connect, group_size=self._group_size, timeout=self._timeout)
-        for trainer in self._trainers:
-            self._connect(trainer).call("join", self.name)
-        _LOG.info("%s sends experience to %s", self.name, ", ".join(self._trainers))
         outbox = Outbox(self._deliver)
-        why = "it failed"
         try:
+            check_options({"dataloader_fn": dataloader_fn, "num_epochs": num_epochs, "num_steps": num_steps}, _COUNTS)
+            for trainer in self._trainers:
+                self._connect(trainer).call("join", self.name)
+            _LOG.info("%s sends experience to %s", self.name, ", ".join(self._trainers))
             notify(self._callbacks, "on_loop_start")
             for batch in batches(dataloader_fn, self._place, num_epochs=num_epochs, num_steps=num_steps):
-                notify(self._callbacks, "on_batch_start")
-                if not self._work(self._unit(batch, self._seen), credits, outbox, report):
+                if not self._do_batch(batch, credits, outbox, report):
                     report.ended_by = "all its trainers have ended"
                     break
-                report.batches += 1
-                self._seen += 1
-                if self._record is not None:
-                    self._record.role(self.maker.report())
-                notify(self._callbacks, "on_batch_end")
             outbox.close()
             notify(self._callbacks, "on_loop_end")
-            why = report.ended_by
+        except BaseException as error:
+            report.ended_by = failure(error)
+            raise
         finally:
             outbox.stop()
-            self._end(why)
-            if self._record is not None:
-                self._record.close(self.maker.report())
+            self._conclude(report, credits.ended | {name: death(why) for name, why in outbox.lost.items()})
         report.sent, report.refused, report.left = outbox.sent, outbox.refused, outbox.left
         return report
 
+    def _conclude(self, report: MakerReport, ended: Mapping[str, str]) -> None:
+        """Tell the trainers why it ends; `ended` are those that have ended before, and why."""
+        report.ended_by = with_failed(report.ended_by, ended)
+        _LOG.info("%s made %d samples: %s", self.name, report.made, report.ended_by)
+        self._end(report.ended_by)
+        if self._record is not None:
+            self._record.close(self.maker.report())
+
     # --- one batch -----------------------------------------------------------------------------------------
+
+    def _do_batch(self, batch: Any, credits: Credits, outbox: Outbox, report: MakerReport) -> bool:
+        """One batch of the loader with its callbacks and record; False when all trainers have ended."""
+        notify(self._callbacks, "on_batch_start")
+        if not self._work(self._unit(batch, self._seen), credits, outbox, report):
+            return False
+        report.batches += 1
+        self._seen += 1
+        if self._record is not None:
+            self._record.role(self.maker.report())
+        notify(self._callbacks, "on_batch_end")
+        return True
 
     def _work(self, unit: DataProto, credits: Credits, outbox: Outbox, report: MakerReport) -> bool:
         """Make and send one batch, in parts when the trainers admit only parts; False when all have ended."""

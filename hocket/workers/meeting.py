@@ -12,13 +12,18 @@ import ray
 from hocket.errors import WorkerDied
 from hocket.single_controller.processes import PortHolder
 from hocket.waiting import Waiter
+from hocket.workers.checks import check_options, whole
 from hocket.workers.factories import set_dist_env
 
 AUTO = "auto"
 
 
 def env_info(world_size: int) -> list[dict[str, str]]:
-    """The rank environments of a group of `world_size` actors; where they meet is chosen by the actor of rank 0."""
+    """The rank environments of a group of `world_size` actors; where they meet is chosen by the actor of rank 0.
+
+    Raises ConfigError for a size that is not a whole number of 1 or more.
+    """
+    check_options({"world_size": world_size}, {"world_size": whole(1)})
     group = secrets.token_hex(8)
     return [
         {

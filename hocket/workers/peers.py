@@ -54,13 +54,14 @@ class LocalPeer:
 class RayPeer:
     """A named actor, looked up when it is first called: it may be created after this one.
 
-    `join_timeout` bounds the wait for it to appear, `timeout` each call, in seconds.
+    `join_timeout` bounds the wait for it to appear, once for all calls, `timeout` each call, in seconds.
     """
 
     def __init__(self, name: str, *, namespace: str | None, timeout: float, join_timeout: float) -> None:
         self.name = name
         self._namespace = namespace
         self._join_timeout = min(join_timeout, timeout)
+        self._late: float | None = None  # when it must have appeared, from the first call on
         self._waiter = Waiter(timeout=timeout, say=_LOG.info)
         self._lock = threading.Lock()
         self._actor: Any = None
@@ -88,12 +89,12 @@ class RayPeer:
 
     def _found(self) -> Any:
         with self._lock:
-            end = time.monotonic() + self._join_timeout
+            self._late = self._late or time.monotonic() + self._join_timeout
             while self._actor is None:
                 try:
                     self._actor = ray.get_actor(self.name, namespace=self._namespace)
                 except ValueError:
-                    if time.monotonic() > end:
+                    if time.monotonic() > self._late:
                         near = _near(self.name, ray.util.list_named_actors(all_namespaces=False))
                         place = f"in namespace {self._namespace!r}" if self._namespace else "in this job's namespace"
                         raise WorkerDied(

@@ -22,8 +22,9 @@ from hocket.weights.object_store import ObjectStore
 from hocket.weights.transport import Transport
 from hocket.workers.actors import ActorClass
 from hocket.workers.callbacks import TrainerCallback
+from hocket.workers.checks import FUNCTION, POSITIVE, ROLE, SHARE, check_options, optional, whole
 from hocket.workers.courier import Courier
-from hocket.workers.detached_trainer import TRAINER_GROUPS, DetachedTrainer
+from hocket.workers.detached_trainer import TRAINER_GROUPS, TRAINER_OPTIONS, DetachedTrainer
 from hocket.workers.evaluators import TrainerPerformanceEvaluator
 from hocket.workers.factories import get_model_numel
 from hocket.workers.loaders import batches, right_padded, token_ids
@@ -35,6 +36,19 @@ from hocket.workers.strategies import StrategyChoice
 from hocket.workers.trainer_worker import TrainerWorker
 
 _LOG = logging.getLogger("hocket")
+_CLIPS = {"eps_clip": 0.2, "value_clip": 0.4}
+PPO_OPTIONS = (
+    TRAINER_OPTIONS
+    | ROLE
+    | dict.fromkeys((*_CLIPS, "actor_lr", "max_grad_norm", "temperature"), POSITIVE)
+    | {
+        "critic_lr": optional(POSITIVE),
+        "micro_batch_tokens": whole(1),
+        "ptx_coef": SHARE,
+        "ptx_loader_fn": optional(FUNCTION),
+        "chunk_bytes": whole(1),
+    }
+)
 
 
 class PPOTrainer(TrainerWorker, DetachedTrainer):
@@ -84,10 +98,7 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         connect: Connect | None = None,
         transport: Transport | None = None,
     ) -> None:
-        if update_lora_weights:
-            raise ConfigError("update_lora_weights is not there yet in the detached flow; leave it False")
-        if algorithm is not None and (eps_clip, value_clip) != (0.2, 0.4):
-            raise ConfigError("found eps_clip or value_clip beside algorithm=; set the clips of the algorithm itself")
+        self.check_arguments(locals())
         self.name = name or actor_name("trainer")
         speak()
         torch.set_num_threads(threads)
@@ -99,11 +110,6 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
         settings = TrainerSection(
             lr=actor_lr, critic_lr=critic_lr, micro_batch_tokens=micro_batch_tokens, max_grad_norm=max_grad_norm
         )
-        if not 0 <= ptx_coef < 1 or bool(ptx_coef) != (ptx_loader_fn is not None):
-            raise ConfigError(
-                f"found ptx_coef={ptx_coef} and {'a' if ptx_loader_fn else 'no'} ptx_loader_fn; wanted both, the "
-                "coefficient between 0 and 1, or neither"
-            )
         rank = self.strategy.rank, self.strategy.world_size
         self._pretraining = Pretraining(ptx_coef, _pretraining(ptx_loader_fn, rank)) if ptx_loader_fn else None
         leads = self.strategy.rank == 0
@@ -141,6 +147,18 @@ class PPOTrainer(TrainerWorker, DetachedTrainer):
             namespace=namespace,
             connect=connect,
         )
+
+    @classmethod
+    def check_arguments(cls, arguments: Mapping[str, Any]) -> None:
+        """What can be found wrong before an actor starts; see ActorClass.remote. Raises ConfigError."""
+        check_options(arguments, PPO_OPTIONS)
+        if arguments.get("algorithm") is not None and any(arguments.get(k, v) != v for k, v in _CLIPS.items()):
+            raise ConfigError("found eps_clip or value_clip beside algorithm=; set the clips of the algorithm itself")
+        coef, loader_fn = arguments.get("ptx_coef", 0.0), arguments.get("ptx_loader_fn")
+        if bool(coef) != (loader_fn is not None):
+            raise ConfigError(
+                f"found ptx_coef={coef} and {'a' if loader_fn else 'no'} ptx_loader_fn; wanted both or neither"
+            )
 
     # --- the loop's parts ----------------------------------------------------------------------------------
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hocket.errors import HocketError
 
+FAILED, DIED = "it ended with an error: ", "it died: "
+
+
+def failure(error: BaseException) -> str:
+    """Why a loop ended that raised this, for the others: in one line."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{FAILED}{type(error).__name__}{first and ': '}{first}"
+
+
+def death(why: str) -> str:
+    """Why a loop ended whose process is gone, in one line."""
+    return DIED + why.partition("\n")[0]
+
+
+def with_failed(ended_by: str, others: Mapping[str, str]) -> str:
+    """The same, and which of the others, by name, failed or died, and of what."""
+    return "; ".join([ended_by, *(f"{name}: {why}" for name, why in others.items() if why.startswith((FAILED, DIED)))])
+
 
 @dataclass
 class MakerReport:
-    """Samples of one maker: `made` are trained or left by its trainers (`sent`), refused, or left with the maker."""
+    """Samples of one maker: `made` are trained or left by its trainers (`sent`), refused, or left with the maker.
+
+    `ended_by` says why it ended, and which of its trainers failed or died.
+    """
 
     name: str
     made: int = 0
@@ -24,7 +45,10 @@ class MakerReport:
 
 @dataclass
 class TrainerReport:
-    """Samples of one trainer: `accepted` by maker are `trained`, or `left` by reason."""
+    """Samples of one trainer: `accepted` by maker are `trained`, or `left` by reason.
+
+    `ended_by` says why it ended, and which of its makers failed or died.
+    """
 
     name: str
     steps: int = 0

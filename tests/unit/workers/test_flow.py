@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hocket.errors import ConfigError, PlacementError, RewardError
+from hocket.errors import ConfigError, PlacementError, RewardError, WorkerDied
 from hocket.models.policy import named_weights, token_logprobs
 from hocket.observe.metrics import read_metrics
 from hocket.observe.report import write_report
@@ -119,15 +119,93 @@ def test_a_bad_item_is_counted_and_the_run_goes_on(make_maker, make_trainer, pip
     assert (found["made"], found["trained"], found["refused: its score is not finite"]) == (12, 9, 3)
 
 
-def test_a_loop_that_fails_ends_the_other_side(make_maker, make_trainer, pipeline, loader):
+def test_a_loop_that_fails_ends_the_other_side(make_maker, make_trainer, pipeline, loader, caplog):
+    caplog.set_level("INFO", "hocket")
     maker = make_maker("m", ["t"], reward=lambda completion: 1 / 0)
     trainer = make_trainer("t", ["m"])
     with ThreadPoolExecutor(2) as pool:
         made, trained = pool.submit(maker.workingloop, loader(4)), pool.submit(trainer.fit, 3, 1)
         with pytest.raises(RewardError, match="ZeroDivisionError"):
             made.result(30)
-        assert trained.result(30).ended_by == "all its makers have ended"
+        ended_by = trained.result(30).ended_by
+        assert ended_by.startswith("all its makers have ended; m: it ended with an error: RewardError: ")
+        assert "ZeroDivisionError" in ended_by
+        assert "\n" not in ended_by
         assert trained.result().steps == 0
+    assert any("t goes on without m: it ended with an error: RewardError" in line for line in caplog.messages)
+    assert any("m made 0 samples: it ended with an error: RewardError" in line for line in caplog.messages)
+
+
+def test_a_maker_that_fails_is_told_of_beside_the_steps_that_the_others_made(
+    make_maker, make_trainer, pipeline, loader
+):
+    """And the trainer's failure, in the same words, by the maker."""
+    makers = [make_maker("good", ["t"]), make_maker("bad", ["t"], reward=lambda completion: 1 / 0)]
+    trainer = make_trainer("t", ["good", "bad"], train_batch_size=4)
+    with ThreadPoolExecutor(3) as pool:
+        failed = pool.submit(makers[1].workingloop, loader(4))
+        assert isinstance(failed.exception(30), RewardError)
+        running = [pool.submit(makers[0].workingloop, loader(4, 4)), pool.submit(trainer.fit, 2, 1)]
+        reports = [one.result(30) for one in running]
+    assert reports[1].ended_by.startswith("it has made all its steps; bad: it ended with an error: RewardError: ")
+    assert balance(reports)["trained"] == 8
+
+
+@pytest.mark.parametrize("counts", [(100, 0, 1), (0, 1, 1), (1, 1, 0), (100, 2.5, 1), (True, 1, 1)])
+def test_a_trainer_that_cannot_fit_ends_its_makers(make_maker, make_trainer, pipeline, loader, counts):
+    """Not at their deadline."""
+    maker = make_maker("m", ["t"])
+    trainer = make_trainer("t", ["m"])
+    with ThreadPoolExecutor(2) as pool:
+        made, trained = pool.submit(maker.workingloop, loader(4), num_steps=3), pool.submit(trainer.fit, *counts)
+        with pytest.raises(ConfigError, match=r"found \w+=(0|2.5|True); wanted a whole number of 1 or more"):
+            trained.result(10)
+        assert made.result(10).ended_by.startswith(
+            "all its trainers have ended; t: it ended with an error: ConfigError: "
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"num_steps": -1}, "found num_steps=-1; wanted a whole number of 0 or more"),
+        ({"num_steps": 2.5}, "found num_steps=2.5; wanted a whole number"),
+        ({"num_epochs": 0}, "found num_epochs=0; wanted a whole number of 1 or more"),
+        ({"dataloader_fn": [1]}, r"found dataloader_fn=\[1\]; wanted a function"),
+    ],
+)
+def test_a_maker_that_cannot_work_ends_its_trainers(make_maker, make_trainer, pipeline, loader, wrong, text):
+    maker = make_maker("m", ["t"])
+    trainer = make_trainer("t", ["m"])
+    with ThreadPoolExecutor(2) as pool:
+        trained = pool.submit(trainer.fit, 3, 1)
+        with pytest.raises(ConfigError, match=text):
+            maker.workingloop(**{"dataloader_fn": loader(4)} | wrong)
+        assert "; m: it ended with an error: ConfigError: found " in trained.result(10).ended_by
+
+
+class Absent:
+    """The peer of a name that no actor has."""
+
+    name = "absent"
+
+    def call(self, method, *args):
+        raise WorkerDied("no actor named 'absent' appeared")
+
+    def lost(self):
+        return None
+
+
+def test_a_maker_that_misses_one_trainer_ends_the_others(make_maker, make_trainer, pipeline, loader):
+    maker = make_maker(
+        "m", ["t", "absent"], connect=lambda name: Absent() if name == "absent" else pipeline.connect(name)
+    )
+    trainer = make_trainer("t", ["m"])
+    with ThreadPoolExecutor(2) as pool:
+        trained = pool.submit(trainer.fit, 3, 1)
+        with pytest.raises(WorkerDied, match="no actor named 'absent' appeared"):
+            maker.workingloop(loader(4))
+        assert trained.result(10).ended_by.endswith("WorkerDied: no actor named 'absent' appeared")
 
 
 def test_replayed_epochs(make_maker, make_trainer, pipeline, loader):
@@ -191,7 +269,7 @@ def test_the_abstract_trainer_needs_no_ray_and_no_maker(experience):
     assert trainer.steps == [3, 3, 3]
     assert (report.steps, report.trained, report.ended_by) == (3, 9, "all its makers have ended")
     assert trainer.pushes == 2
-    with pytest.raises(ConfigError, match="found total_steps=5, update_steps=0"):
+    with pytest.raises(ConfigError, match="found update_steps=0; wanted a whole number of 1 or more"):
         trainer.fit(5, 0)
 
 
