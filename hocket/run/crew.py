@@ -130,32 +130,39 @@ class Member:
             self._made = False
             self._seen.clear()
             return
-        for part in self.now.parts:
+        process = self.now
+        for part in process.parts:
             phases, dead = part.look()
             if dead is not None:
-                self.gone = f"{part.name} died: {dead}"
+                self._lose(process, f"{part.name} died: {dead}")
                 return
             now, seen = time.monotonic(), self._seen.get(part.name, {})
             if phases is None:  # it has not answered: what it was at, it still is
                 phases = [*(seen or {"answer": now})]
             self._seen[part.name] = {phase: seen.get(phase, now) for phase in phases}
-            self._demand_progress(
-                part, {phase: now - since for phase, since in self._seen[part.name].items()}, settings
-            )
-
-    def _demand_progress(self, part: Remote, spent: dict[str, float], settings: SuperviseSection) -> None:
-        """Kill the process when it has been at one phase for too long; "wait" is nobody's fault."""
-        for phase, seconds in spent.items():
-            name = phase.split()[0]
-            limit = settings.deadlines.get(name, settings.stall_timeout)
-            if name != "wait" and seconds > limit:
+            if why := _stall(part, {p: now - since for p, since in self._seen[part.name].items()}, settings):
                 part.show_stacks()
                 part.kill()
-                self.gone = (
-                    f"{part.name} made no progress for {seconds:.0f} s while it was to {name} (limit {limit:g} s: "
-                    f"supervise.stall_timeout, or supervise.deadlines.{name}); its stacks are in its log"
-                )
+                self._lose(process, why)
                 return
+
+    def _lose(self, process: Any, why: str) -> None:
+        """Note why `process` is gone, unless another one has its place by now."""
+        if self.now is process:
+            self.gone = why
+
+
+def _stall(part: Remote, spent: dict[str, float], settings: SuperviseSection) -> str | None:
+    """Why a process is hung: it has been at one phase for too long; "wait" is nobody's fault."""
+    for phase, seconds in spent.items():
+        name = phase.split()[0]
+        limit = settings.deadlines.get(name, settings.stall_timeout)
+        if name != "wait" and seconds > limit:
+            return (
+                f"{part.name} made no progress for {seconds:.0f} s while it was to {name} (limit {limit:g} s: "
+                f"supervise.stall_timeout, or supervise.deadlines.{name}); its stacks are in its log"
+            )
+    return None
 
 
 class Crew:
