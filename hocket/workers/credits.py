@@ -14,7 +14,7 @@ from hocket.roles.intake import Grant
 from hocket.roles.routing import Router
 from hocket.workers.naming import Patience
 from hocket.workers.peers import Connect
-from hocket.workers.reports import death
+from hocket.workers.reports import FAILED, death
 
 _LOG = logging.getLogger("hocket")
 _PATIENCE = 0.2  # seconds that a full trainer is waited for while another one has nothing to do
@@ -98,6 +98,8 @@ class Credits:
         if trainer not in self.ended:
             why = self._call(trainer, "closed", otherwise=None)
             self.ended.setdefault(trainer, why or "it has ended")
+            if (why or "").startswith(FAILED):
+                _LOG.warning("%s goes on without %s: %s", self._maker, trainer, why)
         self._router.drop(trainer)
 
     def _ask(self, deal: Sequence[str]) -> dict[str, Grant]:

@@ -152,7 +152,7 @@ def test_a_maker_that_fails_is_told_of_beside_the_steps_that_the_others_made(
 
 
 @pytest.mark.parametrize("counts", [(100, 0, 1), (0, 1, 1), (1, 1, 0), (100, 2.5, 1), (True, 1, 1)])
-def test_a_trainer_that_cannot_fit_ends_its_makers(make_maker, make_trainer, pipeline, loader, counts):
+def test_a_trainer_that_cannot_fit_ends_its_makers(make_maker, make_trainer, pipeline, loader, counts, caplog):
     """Not at their deadline."""
     maker = make_maker("m", ["t"])
     trainer = make_trainer("t", ["m"])
@@ -163,6 +163,7 @@ def test_a_trainer_that_cannot_fit_ends_its_makers(make_maker, make_trainer, pip
         assert made.result(10).ended_by.startswith(
             "all its trainers have ended; t: it ended with an error: ConfigError: "
         )
+    assert any("m goes on without t: it ended with an error: ConfigError" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(
