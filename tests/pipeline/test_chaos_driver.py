@@ -50,6 +50,7 @@ def resume(run, *settings):
     return summary
 
 
+@pytest.mark.slow
 def test_c16_nothing_is_left_of_a_killed_driver_and_its_run_goes_on(started):
     run = started()
     run.process.kill()

@@ -99,6 +99,7 @@ def test_c1_a_maker_killed_while_it_generates(struck):
     assert "maker-1 died" in text
 
 
+@pytest.mark.slow
 def test_c2_an_idle_maker_is_replaced_though_nobody_needs_it(struck, tmp_path):
     """One unit per step for two makers: one has nothing to do. The other one is held up until it is there again."""
     hold = tmp_path / "hold"
@@ -170,6 +171,7 @@ def test_c14_a_reward_that_ends_its_process_once(struck, tmp_path):
     assert summary["ledger"]["ledger/maker_lost"] > 0
 
 
+@pytest.mark.slow
 def test_a_maker_killed_while_it_takes_the_place_of_another(struck):
     """Twice the same role: the second time before it is ready."""
 
@@ -218,6 +220,7 @@ def test_c5_a_colocated_worker_that_is_stopped(struck, ray_address):
     assert "worker-0 did not answer within 6 s" in text
 
 
+@pytest.mark.slow
 def test_c7_a_maker_that_cannot_be_made_again_ends_the_run_with_its_own_words(make_config, ray_address):
     config = make_config(
         **{**SETTINGS, "trainer": {"max_steps": 10_000}},
@@ -237,6 +240,7 @@ def test_c7_a_maker_that_cannot_be_made_again_ends_the_run_with_its_own_words(ma
     assert starts(config.run.dir, "maker-0") == 2, "tried once more, not for ever"
 
 
+@pytest.mark.slow
 def test_c28_a_second_run_in_the_folder_is_refused_and_the_first_unharmed(struck, make_config):
     refusals = []
 

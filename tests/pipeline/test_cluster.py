@@ -80,6 +80,7 @@ def play(code, *words, **variables):
 
 @pytest.mark.ray
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_private_cluster_gives_nothing_away(tmp_path):
     lines = play(PRIVATE, WANDB_API_KEY="s3cret", SOME_OTHER="s3cret", MY_JUDGE="x", OMP_NUM_THREADS="1")
     assert lines == ["0o700", "MY_JUDGE OMP_NUM_THREADS", "True False", "s3cret"]
@@ -97,6 +98,7 @@ cluster.shutdown()
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_an_explicit_address_with_the_right_and_a_wrong_token(tmp_path):
     for name, token in (("right", "1" * 64), ("wrong", "0" * 64)):
         (tmp_path / name).write_text(token)

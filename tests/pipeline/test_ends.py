@@ -59,6 +59,7 @@ def reward(completions, answer):
 """
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_at_once(started, tmp_path):
     """The step could not be finished: its reward hangs."""
     path, hold = tmp_path / "hangs.py", tmp_path / "hold"

@@ -25,7 +25,8 @@ def learned(folder, lines):
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("algo", "in_flight"), [("ppo", None), ("grpo", 1), pytest.param("grpo", None, marks=pytest.mark.slow)]
+    ("algo", "in_flight"),
+    [("grpo", 1), *(pytest.param(algo, None, marks=pytest.mark.slow) for algo in ("ppo", "grpo"))],
 )
 def test_an_asynchronous_run_is_repeated_bit_for_bit(make_config, ray_address, lines, tmp_path, algo, in_flight):
     config = make_config(

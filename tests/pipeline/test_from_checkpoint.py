@@ -91,7 +91,7 @@ QUICK = {
     ("ppo", 5, "exception", "local"),
     ("grpo", 5, signal.SIGKILL, "local"),
     ("ppo", 3, signal.SIGKILL, "detached(makers=2)"),
-    ("ppo", 3, signal.SIGTERM, "colocated"),
+    ("grpo", 1, signal.SIGTERM, "local"),
 }
 
 

@@ -153,6 +153,7 @@ train(parse_config(json.loads(sys.stdin.read())))
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=slow)])
+@pytest.mark.slow
 def test_an_asynchronous_run_loses_nothing_and_trains_nothing_twice(make_config, ray_address, tmp_path, how):
     """Makers are two versions ahead: what waits is in the checkpoint, what was being made is made again."""
     settings = {

@@ -72,6 +72,7 @@ def test_a_reward_that_never_returns_ends_the_run_at_the_deadline(
         pytest.param("colocated", "maker-0", "worker-0", [], marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_process_that_is_stopped_ends_the_run_at_the_deadline(make_config, ray_address, placement, role, who, others):
     """SIGSTOP, and no replacement allowed. A stopped process cannot write its stacks; all the others do."""
     config = make_config(
