@@ -20,6 +20,7 @@ import torch
 
 from hocket.data.proto import DataProto
 from hocket.errors import WeightSyncError, WorkerDied
+from hocket.models.pieces import whole
 from hocket.run.flow import Books, Flow, Key, Lease, unit_key
 from hocket.run.supervise import Restarts
 from hocket.weights.manifest import Manifest
@@ -215,7 +216,7 @@ class World:
     def _swap(self, maker: MakerProcess) -> None:
         found: dict[str, torch.Tensor] = {}
         age = maker.receiver.swap(
-            lambda weights, version: found.update({name: tensor.clone() for name, tensor in weights}),
+            lambda weights, version: found.update({name: whole(weight).clone() for name, weight in weights}),
             at_least=maker.age,
             current=maker.age,
             timeout=0,
