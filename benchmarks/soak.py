@@ -89,9 +89,9 @@ def is_flat(numbers: list[int]) -> bool:
 
 
 def kills(folder: Path, options: argparse.Namespace) -> bool:
-    """Asynchronous runs of so many minutes: one undisturbed, one that loses a process every so many seconds."""
-    calm, _ = measured(folder / "calm", options, every=None)
-    harmed, met = measured(folder / "harmed", options, every=options.kill_every)
+    """Asynchronous runs: one undisturbed, one of so many minutes that loses a process every so many seconds."""
+    calm, _ = measured(folder / "calm", options, minutes=min(options.minutes, 3.0), every=None)
+    harmed, met = measured(folder / "harmed", options, minutes=options.minutes, every=options.kill_every)
     found = audit(folder / "harmed")
     starts = sum(len(started(folder / "harmed", role)) for role in ROLES) - len(ROLES)
     share = harmed / calm
@@ -103,16 +103,18 @@ def kills(folder: Path, options: argparse.Namespace) -> bool:
     return share >= 0.7 and starts == sum(met.values()) and not found.violations
 
 
-def measured(run: Path, options: argparse.Namespace, *, every: float | None) -> tuple[float, Counter[str]]:
+def measured(
+    run: Path, options: argparse.Namespace, *, minutes: float, every: float | None
+) -> tuple[float, Counter[str]]:
     """Trained steps per second between the first one and the end, of the surviving lineage; and whom a kill met."""
     placement = options.placement or "detached(makers=2, max_staleness=2)"
     run, process = start(run, f"placement={placement}", "trainer.max_steps=1000000")
     while not trained(run):
         time.sleep(0.1)
     began, rng, met = time.monotonic(), random.Random(0), Counter[str]()
-    while (left := began + 60 * options.minutes - time.monotonic()) > 0:
+    while (left := began + 60 * minutes - time.monotonic()) > 0:
         time.sleep(min(left, every or left))
-        if every and time.monotonic() < began + 60 * options.minutes - 10:
+        if every and time.monotonic() < began + 60 * minutes - 10:
             met[strike(run, rng)] += 1
     steps, seconds = trained(run), time.monotonic() - began
     process.send_signal(signal.SIGTERM)

@@ -40,8 +40,10 @@ def audit(run: Path) -> Audit:
     _account(driver, found)
     _demand_versions_grow(driver, found)
     trainers = sorted((run / "history").glob("trainer-*.jsonl"))
-    first = next((fact["step"] for fact in driver if fact["fact"] == "resumed" and fact["fork_of"]), 0)
-    lineages = [_lineage(_facts(path), found, path.stem, first=first) for path in trainers]
+    resumed = [fact for fact in driver if fact["fact"] == "resumed"]
+    forked = any(fact["fork_of"] for fact in resumed)
+    starts = {fact["step"] for fact in resumed} | (set[int]() if forked else {0})
+    lineages = [_lineage(_facts(path), found, path.stem, starts=starts) for path in trainers]
     if lineages:
         found.lineage = [step for step, _ in lineages[0]]
         _demand_once([unit for lineage in lineages for _, units in lineage for unit in units], found)
@@ -122,8 +124,9 @@ def _demand_versions_grow(facts: Iterable[Fact], found: Audit) -> None:
             newest = age
 
 
-def _lineage(facts: Iterable[Fact], found: Audit, who: str, *, first: int) -> list[tuple[int, list[Key]]]:
-    """Steps of one trainer rank that are in its weights in the end, with their units; they begin with `first`."""
+def _lineage(facts: Iterable[Fact], found: Audit, who: str, *, starts: set[int]) -> list[tuple[int, list[Key]]]:
+    """Steps of one trainer rank that are in its weights in the end, with their units, from one of `starts` on: what
+    was before a resume may have been trained in a placement without that rank."""
     lineage: list[tuple[int, list[Key]]] = []
     pending = lineage
     for fact in facts:
@@ -138,8 +141,9 @@ def _lineage(facts: Iterable[Fact], found: Audit, who: str, *, first: int) -> li
             case _:
                 pass
     steps = [step for step, _ in lineage]
-    words = f"the steps of {who} are {steps}, and should be {len(steps)} in order from {first}"
-    found.demand(steps == list(range(first, first + len(steps))), words)
+    first = steps[0] if steps else 0
+    words = f"the steps of {who} are {steps}, and should be {len(steps)} in order from one of {sorted(starts)}"
+    found.demand(not steps or (first in starts and steps == list(range(first, first + len(steps)))), words)
     return lineage
 
 

@@ -22,6 +22,7 @@ assert not (Path.home() / ".ray" / "auth_token").exists(), "no token was written
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_a_private_cluster_leaves_others_alone(ray_address):
     done = subprocess.run(
         [sys.executable, "-c", BY_TURNS, ray_address], capture_output=True, text=True, timeout=150, check=False

@@ -340,6 +340,7 @@ def test_a_trainer_killed_while_it_sends_weights(connected, start, tmp_path):
     assert report.made == report.sent["trainer_0"] + report.left.total()
 
 
+@pytest.mark.slow
 def test_a_maker_killed_while_it_receives(connected, start, tmp_path):
     """The trainer's push to the other maker goes on, and training too."""
     folder, schedule = start

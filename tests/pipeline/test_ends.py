@@ -99,7 +99,7 @@ def test_c18_a_signal_while_a_checkpoint_is_written(started):
     assert list((run.folder / "checkpoints").glob("*.tmp*")) == []
 
 
-@pytest.mark.parametrize("role", [pytest.param("maker-1", marks=slow), "trainer-0"])
+@pytest.mark.parametrize("role", ["maker-1", pytest.param("trainer-0", marks=slow)])
 def test_a_killed_process_ends_the_run_by_name_and_cause_when_none_may_be_replaced(started, role):
     run = started("supervise.maker_restarts=0", "supervise.trainer_restarts=0")
     began = time.monotonic()

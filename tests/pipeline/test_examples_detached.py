@@ -154,6 +154,7 @@ ROLES = ("roles_as_groups.py", "--num_episodes", 1, "--max_timesteps", 3, "--upd
 
 @pytest.mark.ray
 @pytest.mark.timeout(310)
+@pytest.mark.slow
 def test_roles_as_groups_with_uneven_shares(tmp_path):
     """Two actors share batches of 5 rows, and the last update has one time step only."""
     options = ("--num_actor_nodes", 2, "--experience_batch_size", 3, "--train_batch_size", 5, "--need_optim_ckpt")
@@ -181,6 +182,7 @@ def test_groups_of_other_sizes_learn_the_same_from_a_model_that_is_given(tmp_pat
 
 @pytest.mark.ray
 @pytest.mark.timeout(310)
+@pytest.mark.slow
 def test_the_nodes_of_a_role_are_different_ones():
     ran = program(__file__)
     assert ran.returncode == 0, ran.stderr[-4000:]

@@ -48,6 +48,7 @@ def test_the_article_of_colocation():
 
 
 @pytest.mark.timeout(620)
+@pytest.mark.slow
 def test_four_roles_in_one_process_or_apart_learn_the_same():
     together, apart = (run("four_roles.py", "--steps", "2", *layout) for layout in ([], ["--separate"]))
     assert weights(together) == weights(apart)

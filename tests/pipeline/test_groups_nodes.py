@@ -29,7 +29,7 @@ from hocket.single_controller import (
     split_resource_pool,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(330)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(330)]
 HEAD, FAR = "127.0.0.2", "127.0.0.10"  # as text, the second is before the first
 RANKS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAY_LOCAL_WORLD_SIZE", "WORLD_SIZE")
 

@@ -158,19 +158,19 @@ BAD = {
     ),
     "a step twice": (
         {"trainer": [STARTED, learns(0), learns(0), learns(1)]},
-        "the steps of trainer-0 are [0, 0, 1], and should be 3 in order from 0",
+        "the steps of trainer-0 are [0, 0, 1], and should be 3 in order from one of [0]",
     ),
     "a step left out": (
         {"trainer": [STARTED, learns(0), learns(2)]},
-        "the steps of trainer-0 are [0, 2], and should be 2 in order from 0",
+        "the steps of trainer-0 are [0, 2], and should be 2 in order from one of [0]",
     ),
     "started again without its checkpoint": (
         {"trainer": [STARTED, learns(0), STARTED, learns(1)]},
-        "the steps of trainer-0 are [1], and should be 1 in order from 0",
+        "the steps of trainer-0 are [1], and should be 1 in order from one of [0]",
     ),
     "a checkpoint of steps that it had not": (
         {"trainer": [STARTED, restored(1), learns(1)]},
-        "the steps of trainer-0 are [1], and should be 1 in order from 0",
+        "the steps of trainer-0 are [1], and should be 1 in order from one of [0]",
     ),
     "nobody made it": ({"maker": MAKER[:-6]}, "units [(1, 0), (1, 1)] were trained, and nobody made them"),
 }
