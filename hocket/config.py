@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from omegaconf import OmegaConf
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -38,6 +38,16 @@ class Section(BaseModel):
     """Frozen, and unknown keys are errors. `run.name=7` is the text "7"."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, given: Any) -> Any:
+        """pydantic would read `max_steps: true` as 1."""
+        for name, value in cast(dict[str, Any], given).items() if isinstance(given, dict) else ():
+            wanted = cls.model_fields[name].annotation if name in cls.model_fields else None
+            if isinstance(value, bool) and {int, float} & {wanted, *get_args(wanted)}:
+                raise ValueError(f"{name} wants a number, not {str(value).lower()}")
+        return given
 
 
 # --- placement: a value; exactly one `match` in the code (run/programs.py) looks at it -----------------

@@ -21,6 +21,8 @@ RECIPES = {
     "key twice": (BASE + "seed: 1\nseed: 2", "duplicate key seed"),
     "unknown key": (BASE + "trainer: {max_step: 1}", "did you mean trainer.max_steps"),
     "null section": (BASE + "trainer: null", "trainer=None"),
+    "true for a number": (BASE + "trainer: {max_steps: true}", "max_steps wants a number, not true"),
+    "false for a number or null": (BASE + "checkpoint: {every: false}", "every wants a number, not false"),
     "infinite": (BASE + "trainer: {lr: .inf}", "trainer.lr=inf"),
     "too large": (BASE + "trainer: {lr: 1e400}", "trainer.lr="),
     "nan": (BASE + "trainer: {lr: .nan}", "trainer.lr=nan"),
